@@ -1,0 +1,35 @@
+"""Opens the platform's services from the settings; the command line and Dagster's resources share it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.home import Settings
+
+if TYPE_CHECKING:
+    from headway.artifacts.store import LocalStore
+    from headway.catalog import Catalog, Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every command works with: the source of truth, the artifacts, and on whose behalf it acts."""
+
+    catalog: "Catalog"
+    store: "LocalStore"
+    principal: "Principal"
+
+
+def open_services(settings: Settings) -> Services:
+    """Open the catalog (migrated to its newest schema) and the store that `settings` name.
+
+    The database driver is imported here and not with the module, so that listing commands or assets stays cheap.
+    """
+    from headway.artifacts.store import LocalStore
+    from headway.catalog import Principal, open_catalog
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    return Services(
+        catalog=open_catalog(settings.database_url),
+        store=LocalStore(settings.store_root),
+        principal=Principal(tenant=settings.tenant, actor=settings.actor),
+    )
