@@ -1,0 +1,59 @@
+# The commands of this repository; `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+ARGS ?=
+
+# Two workers on two cores: libraries that start a thread per core each would only fight.
+TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTHANDLER=1
+SOURCES := $(wildcard assets benchmarks headway pipelines resources scripts tests trainer)
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo ui test test-fast lint format bench-join clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make the environment in .venv from constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@sh scripts/check_python.sh $(PYTHON)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off \
+		-c constraints.txt --build-constraint constraints.txt -e '.[cluster,bench,dev]'
+	@touch $@
+
+demo: $(STAMP) ## a year of flights to proven feature snapshots, through Dagster
+	@$(BIN)/python -m assets.demo $(ARGS)
+
+ui: $(STAMP) ## Dagster's UI and daemon on http://127.0.0.1:3000 (ARGS="--port N")
+	@$(BIN)/python -m resources.ui $(ARGS)
+
+test: lint ## everything: lint, types, layers, then every test
+	@sh scripts/ensure_system.sh
+	$(PYTEST) --hypothesis-profile=ci $(ARGS)
+
+test-fast: $(STAMP) ## the inner loop: unit tests that are not marked slow
+	$(PYTEST) -m "not slow" tests/unit $(ARGS)
+
+lint: $(STAMP) ## ruff, format, pyright, import layers, declarations
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/pyright --warnings
+	$(BIN)/lint-imports
+	$(BIN)/dg check yaml
+
+format: $(STAMP) ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix --quiet
+	$(BIN)/ruff format --quiet
+
+bench-join: $(STAMP) ## point-in-time join against pandas, polars and DuckDB
+	$(BIN)/python -m benchmarks.bench_join $(ARGS)
+
+clean: ## remove the environment, caches and local state
+	rm -rf $(VENV) .headway .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Dagster resources that build Headway's services for a profile."""

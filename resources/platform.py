@@ -1,0 +1,49 @@
+"""The Dagster resource through which an asset reaches the catalog, the store and the acting principal."""
+
+import os
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from headway.home import load_settings
+from headway.services import Services, open_services
+
+if TYPE_CHECKING:
+    from headway.artifacts.store import LocalStore
+    from headway.catalog import Catalog, Principal
+
+
+class Platform(dg.ConfigurableResource["Platform"]):
+    """Headway's services, opened on first use and closed with the step that used them.
+
+    `home` stands for `HEADWAY_HOME`; every other setting comes from the environment, so that no database password
+    becomes visible as resource configuration in Dagster's UI.
+    """
+
+    home: str
+
+    _services: Services | None = PrivateAttr(default=None)
+
+    def catalog(self) -> "Catalog":
+        """The source of truth."""
+        return self._open().catalog
+
+    def store(self) -> "LocalStore":
+        """The content-addressed artifacts."""
+        return self._open().store
+
+    def principal(self) -> "Principal":
+        """The tenant and actor that audit rows name."""
+        return self._open().principal
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""
+        if self._services is not None:
+            self._services.catalog.close()
+            self._services = None
+
+    def _open(self) -> Services:
+        if self._services is None:
+            self._services = open_services(load_settings({**os.environ, "HEADWAY_HOME": self.home}))
+        return self._services
