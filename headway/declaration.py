@@ -1,0 +1,385 @@
+"""What `defs.yaml` may say: frozen pydantic models of one model pipeline.
+
+The models are plain data. They know which combinations make sense, and nothing of where or how a pipeline runs.
+Python named in a declaration is a dotted reference `module.function` to a file beside `defs.yaml`.
+Durations are text such as `90s`, `15m`, `3h`, `7d`; zero is not a duration.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+_UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+
+Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+Reference = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+ColumnType = Literal["string", "int64", "float64", "bool", "date", "timestamp"]
+Aggregate = Literal["count", "count_value", "sum", "mean", "std", "min", "max", "first", "last", "distinct"]
+TieBreak = Literal["event_time", "available_time", "sequence", "row_id"]
+
+
+def duration_us(text: str) -> int:
+    """Microseconds of a declared duration such as `3h`."""
+    found = re.fullmatch(r"([1-9][0-9]*)(us|ms|s|m|h|d)", text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration: write a positive whole number and us, ms, s, m, h or d")
+    return int(found[1]) * _UNIT_US[found[2]]
+
+
+class Spec(BaseModel):
+    """Base of every declared object: immutable, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ColumnSpec(Spec):
+    """One column: its type and, where the file needs it, how its text is written."""
+
+    type: ColumnType = Field(description="Logical type. Timestamps are instants, kept as microseconds in UTC.")
+    required: bool = Field(False, description="A null here rejects the row.")
+    description: str = ""
+    unit: str = Field("", description="Unit of measure, for people.")
+    zone: str | None = Field(None, description="IANA zone of local times that carry no offset; none: they are refused.")
+    date_format: str | None = Field(
+        None, description="strptime pattern, e.g. %d-%m-%y; none: ISO 8601 with or without offset."
+    )
+    century_start: int | None = Field(
+        None, ge=0, le=9900, description="First year that a two-digit year may mean, e.g. 1970 reads 69 as 2069."
+    )
+    decimal: Literal[".", ","] | None = Field(None, description="Decimal mark; none: the format's.")
+    thousands: Literal[".", ",", " ", "'"] | None = Field(None, description="Grouping mark; none: no grouping allowed.")
+    plus_sign: bool | None = Field(None, description="Whether numbers may start with +; none: the format's.")
+    missing: tuple[str, ...] | None = Field(None, description="Texts that mean null; none: the format's.")
+
+
+class CsvFormat(Spec):
+    """How a delimited text file is written. Nothing is guessed."""
+
+    type: Literal["csv"] = "csv"
+    delimiter: Annotated[str, StringConstraints(min_length=1, max_length=1)] = ","
+    quote: Annotated[str, StringConstraints(min_length=1, max_length=1)] = '"'
+    encoding: Literal["utf-8", "utf-8-sig", "latin-1", "cp1252"] = "utf-8"
+    header_blanks: Literal["refuse", "keep", "strip"] = Field(
+        "refuse", description="What to do with blanks around column names."
+    )
+    duplicate_headers: Literal["refuse"] = Field("refuse", description="Equal column names are always refused.")
+    case_only_difference: Literal["refuse", "distinct"] = Field(
+        "refuse", description="Names that differ by case only: refused, or two columns."
+    )
+    missing: tuple[str, ...] = Field(("",), description="Texts that mean null.")
+    decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", " ", "'"] | None = None
+    plus_sign: bool = False
+    zone: str | None = None
+    extra_columns: Literal["report", "refuse"] = Field(
+        "report", description="Columns in the file that nobody declared: reported as schema drift, or refused."
+    )
+
+
+class ParquetFormat(Spec):
+    """A Parquet delivery; types come from the file and must fit the declaration."""
+
+    type: Literal["parquet"] = "parquet"
+    missing: tuple[str, ...] = ()
+    zone: str | None = None
+    extra_columns: Literal["report", "refuse"] = "report"
+
+
+class PackageFiles(Spec):
+    """Data files inside an installed Python distribution, which is read and never imported."""
+
+    package: str
+    paths: tuple[str, ...] = Field(min_length=1)
+
+
+class FolderFiles(Spec):
+    """Files relative to the pipeline's folder; shell patterns are allowed."""
+
+    paths: tuple[str, ...] = Field(min_length=1)
+
+
+class PartitionSpec(Spec):
+    """The source's own partition column and the calendar that cuts it."""
+
+    column: str = Field(description="Timestamp column of the canonical rows that decides the partition.")
+    cadence: Literal["hourly", "daily", "weekly", "monthly"] = "daily"
+    zone: str = Field("UTC", description="IANA zone in which hours, days, weeks (Monday) and months are cut.")
+    start: str = Field(description="First partition, as a date: 2013-01-01.")
+    end: str | None = Field(None, description="First day that is no partition any more; none: open-ended.")
+    expected_empty: tuple[str, ...] = Field((), description="Partitions in which nothing is published.")
+    before: Duration | None = Field(
+        None, description="How far an event or its availability may lie before the partition column's time."
+    )
+    after: Duration | None = Field(None, description="How far an event may lie after the partition column's time.")
+
+
+class Delay(Spec):
+    """Availability stated as a fixed delay after the event time, by name because it is an assumption."""
+
+    delay: Duration
+    reason: str = Field(min_length=1, description="Why this delay holds.")
+
+
+class Static(Spec):
+    """A table without any time: known from one declared instant on."""
+
+    static_from: str = Field(description="ISO 8601 instant with offset from which the table counts as known.")
+    reason: str = Field(min_length=1, description="Why it is right to use the table from then on.")
+
+
+class PrivacySpec(Spec):
+    """What the source may hold and what happens with personal columns."""
+
+    disposition: Literal["open", "internal", "restricted"] = "internal"
+    personal: dict[str, Literal["drop", "hash"]] = Field(
+        default_factory=dict, description="Personal columns and their treatment before anything is stored."
+    )
+
+
+class QualitySpec(Spec):
+    """The Great Expectations suite beside the pipeline, and how much may fail."""
+
+    suite: str = Field(pattern=r"^[A-Za-z0-9_.-]+\.suite\.json$")
+    max_quarantined_share: Share = Field(0.0, description="Rows that may go to quarantine while the rest is released.")
+    max_quarantined_partitions: Share = Field(
+        0.0, description="In a range run: partitions that may be quarantined before the blocking check fails."
+    )
+    max_identity_loss: Share | None = Field(
+        None, description="Share of known row identities that may be absent from a new delivery of the same partition."
+    )
+    clock_skew: Duration = Field("1s", description="How far an event time may lie after its availability.")
+
+
+class SourceSpec(Spec):
+    """One source: where its rows are, how they are written, what they mean in time."""
+
+    description: str = ""
+    files: PackageFiles | FolderFiles
+    format: CsvFormat | ParquetFormat = Field(discriminator="type")
+    raw: dict[str, ColumnSpec] | None = Field(
+        None, description="Columns as they stand in the file, when `transform` makes the canonical ones."
+    )
+    transform: Reference | None = Field(None, description="Function raw table -> canonical table.")
+    lookups: tuple[Name, ...] = Field((), description="Unpartitioned sources that the transform reads.")
+    columns: dict[str, ColumnSpec] = Field(min_length=1, description="The canonical columns.")
+    row_id: tuple[str, ...] = Field(min_length=1, description="Columns that name the event (not the entity).")
+    keys: tuple[str, ...] = Field(min_length=1, description="Columns by which rows may be looked up.")
+    event_time: str | Static
+    available_time: str | Delay | Static = Field(
+        description="When a row could be known: a column, a delay declared by name, or a static instant."
+    )
+    sequence: str | None = Field(None, description="Integer column that orders versions known at one instant.")
+    deleted: str | None = Field(None, description="Boolean column of retractions.")
+    partition: PartitionSpec | None = None
+    privacy: PrivacySpec = PrivacySpec()
+    quality: QualitySpec
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        named = [*self.row_id, *self.keys, *self.privacy.personal]
+        named += [c for c in (self.event_time, self.available_time, self.sequence, self.deleted) if isinstance(c, str)]
+        if self.partition is not None:
+            named.append(self.partition.column)
+        for column in named:
+            if column not in self.columns:
+                raise ValueError(f"column {column!r} is not declared; columns are {sorted(self.columns)}")
+        for column in (*self.row_id, *self.keys):
+            if self.columns[column].type == "float64":
+                raise ValueError(f"column {column!r} is a float and cannot be part of a key; declare int64 or string")
+        self._require_type("sequence", self.sequence, "int64")
+        self._require_type("deleted", self.deleted, "bool")
+        self._require_type("event_time", self.event_time, "timestamp")
+        self._require_type("available_time", self.available_time, "timestamp")
+        if self.transform is not None and self.raw is None:
+            raise ValueError("a source with `transform` declares the file's own columns under `raw`")
+        if isinstance(self.event_time, Static) != isinstance(self.available_time, Static):
+            raise ValueError("a static source is static in both times: give event_time and available_time static_from")
+        if self.partition is not None:
+            self._require_type("partition.column", self.partition.column, "timestamp")
+            if self.partition.cadence == "hourly" and self.partition.zone != "UTC":
+                raise ValueError(
+                    f"hourly partitions in {self.partition.zone} repeat or skip an hour when clocks change; use UTC"
+                )
+        return self
+
+    def _require_type(self, field: str, column: object, wanted: str) -> None:
+        if isinstance(column, str) and self.columns[column].type != wanted:
+            raise ValueError(f"{field} {column!r} is {self.columns[column].type}; it must be {wanted}")
+
+    def file_columns(self) -> dict[str, ColumnSpec]:
+        """Columns expected in the file itself."""
+        return self.raw if self.raw is not None else self.columns
+
+
+class LatestFeature(Spec):
+    """The newest visible value of a column."""
+
+    latest: str
+
+
+class WindowFeature(Spec):
+    """An aggregate over the events of a duration before the observation, as known then."""
+
+    window: str
+    aggregate: Aggregate
+    duration: Duration
+
+
+class FeatureViewSpec(Spec):
+    """Features that share a source, a key, a clock and the rules of visibility."""
+
+    source: Name
+    description: str = ""
+    keys: dict[str, str] = Field(min_length=1, description="Label column -> source column.")
+    boundary: Literal["lt", "le"] = Field(description="Whether a row known exactly at the observation is visible.")
+    lookback: Duration | None = Field(None, description="Oldest age of a `latest` answer; none: unlimited.")
+    null_policy: Literal["row_wins", "last_known"] = "row_wins"
+    tie_break: tuple[TieBreak, ...] = ("event_time", "available_time", "sequence")
+    allowed_lateness: Duration | None = Field(
+        None, description="A watermark further behind the observation than this flags the cell incomplete."
+    )
+    event_time: str | None = Field(None, description="Another event time column of the source for this view.")
+    available_time: str | None = Field(None, description="Another availability column of the source for this view.")
+    features: dict[Name, LatestFeature | WindowFeature] = Field(min_length=1)
+
+    @field_validator("tie_break")
+    @classmethod
+    def _ordered(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        allowed = ("event_time", "available_time", "sequence", "row_id")
+        if value not in (allowed, allowed[:3]):
+            raise ValueError(f"tie_break is {list(allowed[:3])} or {list(allowed)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.event_time is None) != (self.available_time is None):
+            raise ValueError("a view that overrides its clock names both event_time and available_time")
+        return self
+
+    def latest_features(self) -> dict[str, LatestFeature]:
+        """The `latest` features by name."""
+        return {n: f for n, f in self.features.items() if isinstance(f, LatestFeature)}
+
+    def window_features(self) -> dict[str, WindowFeature]:
+        """The window features by name."""
+        return {n: f for n, f in self.features.items() if isinstance(f, WindowFeature)}
+
+
+class DerivedFeature(Spec):
+    """A pure function of label columns and other features of the same row."""
+
+    function: Reference
+    inputs: tuple[str, ...] = Field(min_length=1, description="Label columns or features `<view>__<feature>`.")
+    type: Literal["float64", "int64", "string", "bool"] = "float64"
+
+
+class CustomFeature(Spec):
+    """A function of the label rows and a whole source: powerful, and held to the leakage proof like all others."""
+
+    function: Reference
+    source: Name
+    type: Literal["float64", "int64"] = "float64"
+
+
+class NullBudget(Spec):
+    """How many cells of a feature may be null before the snapshot is refused."""
+
+    default: Share = 1.0
+    features: dict[str, Share] = Field(default_factory=dict)
+
+
+class FeatureSetSpec(Spec):
+    """The feature set: views, derived features and budgets."""
+
+    version: int = Field(ge=1, description="Semantics version; raise it when a meaning changes.")
+    views: dict[Name, FeatureViewSpec] = Field(min_length=1)
+    derived: dict[Name, DerivedFeature] = Field(default_factory=dict)
+    custom: dict[Name, CustomFeature] = Field(default_factory=dict)
+    null_budget: NullBudget = NullBudget()
+    strict_watermark: bool = Field(False, description="Refuse a snapshot whose source is behind, instead of flagging.")
+
+
+class LabelSpec(Spec):
+    """Label rows: which source, observed when, with what target, known when."""
+
+    source: Name
+    observation_time: str = Field(description="Timestamp column at which the prediction is asked for.")
+    target: str
+    known_at: str = Field(description="Timestamp column at which the target became known.")
+    carry: tuple[str, ...] = Field((), description="Columns kept beside the features (keys are always kept).")
+    exclude: dict[str, str] = Field(
+        default_factory=dict, description="Reason -> boolean column; such rows have no label and are counted."
+    )
+
+
+class PipelineSpec(Spec):
+    """One model pipeline, from raw files to feature snapshots."""
+
+    name: Name
+    description: str = ""
+    owner: str = Field(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+)$", description="team:<name> or an e-mail.")
+    sources: dict[Name, SourceSpec] = Field(min_length=1)
+    label: LabelSpec
+    features: FeatureSetSpec
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self._check_label()
+        for name, source in self.sources.items():
+            for other in source.lookups:
+                if self._source(f"sources.{name}.lookups", other).partition is not None:
+                    raise ValueError(f"sources.{name}.lookups: {other!r} is partitioned; only whole tables can be read")
+        for name, view in self.features.views.items():
+            self._check_view(name, view)
+        for name, custom in self.features.custom.items():
+            self._source(f"features.custom.{name}.source", custom.source)
+        return self
+
+    def _source(self, where: str, name: str) -> SourceSpec:
+        if name not in self.sources:
+            raise ValueError(f"{where}: no source {name!r}; sources are {sorted(self.sources)}")
+        return self.sources[name]
+
+    def _check_label(self) -> None:
+        source = self._source("label.source", self.label.source)
+        if source.partition is None:
+            raise ValueError(f"label.source: {self.label.source!r} has no partition; snapshots need one")
+        wanted = {self.label.observation_time: "timestamp", self.label.known_at: "timestamp", self.label.target: None}
+        wanted |= {c: "bool" for c in self.label.exclude.values()} | {c: None for c in self.label.carry}
+        for column, kind in wanted.items():
+            if column not in source.columns:
+                raise ValueError(f"label: column {column!r} is not in {self.label.source}: {sorted(source.columns)}")
+            if kind is not None and source.columns[column].type != kind:
+                raise ValueError(f"label: column {column!r} is {source.columns[column].type}; it must be {kind}")
+
+    def _check_view(self, name: str, view: FeatureViewSpec) -> None:
+        where = f"features.views.{name}"
+        source = self._source(f"{where}.source", view.source)
+        label = self.sources[self.label.source]
+        for left, right in view.keys.items():
+            if left not in label.columns:
+                raise ValueError(f"{where}.keys: label column {left!r} is not in {sorted(label.columns)}")
+            if right not in source.keys:
+                raise ValueError(f"{where}.keys: {right!r} is not a key of {view.source}; keys are {list(source.keys)}")
+            if label.columns[left].type != source.columns[right].type:
+                raise ValueError(
+                    f"{where}.keys: {left!r} is {label.columns[left].type} and {view.source}.{right} is "
+                    f"{source.columns[right].type}; keys are never coerced, declare one type"
+                )
+        for feature, f in view.features.items():
+            column = f.latest if isinstance(f, LatestFeature) else f.window
+            if column not in source.columns:
+                raise ValueError(f"{where}.features.{feature}: {view.source} has no column {column!r}")
+        for clock in (view.event_time, view.available_time):
+            if clock is not None and source.columns.get(clock, ColumnSpec(type="string")).type != "timestamp":
+                raise ValueError(f"{where}: {clock!r} is not a timestamp column of {view.source}")
+        if view.latest_features() and view.lookback is None and source.partition is not None:
+            raise ValueError(
+                f"{where}: a `latest` feature over the partitioned source {view.source!r} needs a lookback; "
+                "without one every partition since the start would be in reach"
+            )

@@ -1,0 +1,281 @@
+"""Reads a pipeline's folder: `defs.yaml` with line-exact errors, and the Python it refers to.
+
+The folder is data until `Pipeline.function` is called: nothing in it is imported before.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from headway.declaration import PipelineSpec
+from headway.errors import HeadwayError
+
+COMPONENT_TYPE = "assets.component.ModelPipeline"
+PIPELINES_ROOT = Path(__file__).resolve().parent.parent / "pipelines"
+DEFS_FILE = "defs.yaml"
+
+
+class PipelineNotFound(HeadwayError):
+    """No folder of that name or path holds a `defs.yaml`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault of a declaration: where it stands and what would be right."""
+
+    file: str
+    line: int
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.field}: {self.message}"
+
+
+class DeclarationInvalid(HeadwayError):
+    """`defs.yaml` says something it may not say; `problems` lists every fault with file, line and field."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)), "correct the lines named above and run `headway check` again")
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A loaded declaration and the folder it came from."""
+
+    spec: PipelineSpec
+    folder: Path
+    tree_digest: str = field(compare=False)
+
+    @cached_property
+    def name(self) -> str:
+        """The declared name."""
+        return self.spec.name
+
+    def function(self, reference: str) -> Callable[..., Any]:
+        """The function behind a dotted reference such as `sources.canonical_flights`.
+
+        Raises `DeclarationInvalid` when the file or the function is missing.
+        """
+        module_name, _, name = reference.partition(".")
+        module = _import_file(self.folder / f"{module_name}.py", self.tree_digest)
+        found = getattr(module, name, None)
+        if not callable(found):
+            raise DeclarationInvalid([_missing_function(self.folder / DEFS_FILE, 1, "reference", reference, [])])
+        return found
+
+
+def load_pipeline(reference: str | Path, root: Path | None = None) -> Pipeline:
+    """Load a pipeline by its folder name under `pipelines/`, or by the path of its folder or `defs.yaml`.
+
+    Raises `PipelineNotFound` or `DeclarationInvalid`.
+    """
+    file = _locate(str(reference), root or PIPELINES_ROOT)
+    spec = _read(file)
+    return Pipeline(spec=spec, folder=file.parent, tree_digest=tree_digest(file.parent))
+
+
+def from_spec(spec: PipelineSpec, folder: Path) -> Pipeline:
+    """Pipeline of an already validated spec, for callers that parse `defs.yaml` themselves."""
+    return Pipeline(spec=spec, folder=folder, tree_digest=tree_digest(folder))
+
+
+def tree_digest(folder: Path) -> str:
+    """sha256 over names and bytes of a folder's files, caches and hidden files left out."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if not path.is_file() or any(p.startswith(".") or p == "__pycache__" for p in parts):
+            continue
+        content = path.read_bytes()
+        name = "/".join(parts).encode()
+        digest.update(len(name).to_bytes(4, "big") + name + len(content).to_bytes(8, "big") + content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _locate(reference: str, root: Path) -> Path:
+    for candidate in (root / reference / DEFS_FILE, Path(reference) / DEFS_FILE, Path(reference)):
+        if candidate.is_file() and candidate.suffix in (".yaml", ".yml"):
+            return candidate.resolve()
+    known = sorted(p.parent.name for p in root.glob(f"*/{DEFS_FILE}"))
+    raise PipelineNotFound(
+        f"no pipeline {reference!r}", f"give one of {known}, or the path of a folder that holds {DEFS_FILE}"
+    )
+
+
+def _read(file: Path) -> PipelineSpec:
+    try:
+        documents = [d for d in yaml.compose_all(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader) if d]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        problem = Problem(str(file), line, "yaml", str(getattr(error, "problem", None) or error))
+        raise DeclarationInvalid([problem]) from error
+    for document in documents:
+        _refuse_repeated_keys(document, file)
+        content = _construct(document)
+        if isinstance(content, dict) and content.get("type") == COMPONENT_TYPE:
+            return _validate(content.get("attributes") or {}, document, file)
+    raise DeclarationInvalid([Problem(str(file), 1, "type", f"no document of type {COMPONENT_TYPE!r}")])
+
+
+def _construct(node: yaml.Node) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _refuse_repeated_keys(node: yaml.Node, file: Path, path: str = "") -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            here = f"{path}.{name}" if path else name
+            if name in seen:
+                raise DeclarationInvalid([Problem(str(file), key.start_mark.line + 1, here, "is written twice")])
+            seen.add(name)
+            _refuse_repeated_keys(value, file, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            _refuse_repeated_keys(value, file, f"{path}[{index}]")
+
+
+def _validate(attributes: dict[str, Any], document: yaml.Node, file: Path) -> PipelineSpec:
+    try:
+        spec = PipelineSpec.model_validate(attributes)
+    except ValidationError as error:
+        raise DeclarationInvalid([_problem(e, document, file) for e in error.errors()]) from error
+    problems = list(_reference_problems(spec, document, file))
+    if problems:
+        raise DeclarationInvalid(problems)
+    return spec
+
+
+def _problem(error: Any, document: yaml.Node, file: Path) -> Problem:
+    keys = [k for k in error["loc"] if not _is_union_tag(k)]
+    line, known = _line_of(document, ["attributes", *keys])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        allowed = _allowed_fields(keys[:-1])
+        message = f"{keys[-1]!r} is not a field here" + (f"; allowed are {allowed}" if allowed else "")
+    if error["type"] == "missing":
+        message = "is required"
+    shown = error.get("input")
+    if error["type"] not in ("extra_forbidden", "missing", "value_error") and isinstance(shown, str | int | float | bool):
+        message = f"{message}, got {shown!r}"
+    return Problem(str(file), line, ".".join(map(str, keys)) or "attributes", message)
+
+
+def _is_union_tag(key: object) -> bool:
+    return isinstance(key, str) and (key[:1].isupper() or key.startswith(("function-", "constrained-")))
+
+
+def _allowed_fields(keys: list[Any]) -> list[str]:
+    """Field names allowed at a place, found by following the published schema; empty when it is a free mapping."""
+    schema = PipelineSpec.model_json_schema()
+    nodes = [schema]
+    for key in keys:
+        nodes = [deeper for node in nodes for deeper in _descend(schema, node, key)]
+    return sorted({name for node in nodes for name in _resolve(schema, node).get("properties", {})})
+
+
+def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    return schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
+
+
+def _descend(schema: dict[str, Any], node: dict[str, Any], key: object) -> Iterator[dict[str, Any]]:
+    resolved = _resolve(schema, node)
+    branches = [resolved, *resolved.get("anyOf", []), *resolved.get("oneOf", [])]
+    for branch in (_resolve(schema, b) for b in branches):
+        if key in branch.get("properties", {}):
+            found = branch["properties"][key]
+            yield from [found, *found.get("anyOf", []), *found.get("oneOf", [])]
+        elif isinstance(branch.get("additionalProperties"), dict):
+            found = branch["additionalProperties"]
+            yield from [found, *found.get("anyOf", []), *found.get("oneOf", [])]
+
+
+def _line_of(node: yaml.Node, keys: list[Any]) -> tuple[int, bool]:
+    """Line (from 1) of the deepest part of a path that exists, and whether all of it does."""
+    line = node.start_mark.line + 1
+    for key in keys:
+        found = _child(node, key)
+        if found is None:
+            return line, False
+        line, node = found
+    return line, True
+
+
+def _child(node: yaml.Node, key: object) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == str(key):
+                return name.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key].start_mark.line + 1, node.value[key]
+    return None
+
+
+def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
+    for name, source in spec.sources.items():
+        if source.transform is not None:
+            yield ["sources", name, "transform"], source.transform
+    for group, features in (("derived", spec.features.derived), ("custom", spec.features.custom)):
+        for name, feature in features.items():
+            yield ["features", group, name, "function"], feature.function
+
+
+def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
+    for keys, reference in _references(spec):
+        line, _ = _line_of(document, ["attributes", *keys])
+        module, _, name = reference.partition(".")
+        source = file.parent / f"{module}.py"
+        if not source.is_file():
+            yield Problem(str(file), line, ".".join(keys), f"{reference!r}: there is no {module}.py beside {file.name}")
+            continue
+        names = sorted(
+            n.name for n in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(n, ast.FunctionDef)
+        )
+        if name not in names:
+            yield _missing_function(file, line, ".".join(keys), reference, names)
+    for keys, suite in ((["sources", n, "quality", "suite"], s.quality.suite) for n, s in spec.sources.items()):
+        if not (file.parent / suite).is_file():
+            line, _ = _line_of(document, ["attributes", *keys])
+            yield Problem(str(file), line, ".".join(keys), f"there is no {suite} beside {file.name}")
+
+
+def _missing_function(file: Path, line: int, where: str, reference: str, names: list[str]) -> Problem:
+    return Problem(str(file), line, where, f"no function {reference!r}; found {names}")
+
+
+def _import_file(file: Path, digest: str) -> Any:
+    """Import a file by path under a name that holds the folder's digest, so that an edited file is never stale."""
+    name = f"headway_pipeline_{file.parent.name}_{digest[-12:]}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise PipelineNotFound(f"cannot read {file}", "check that the file exists")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
