@@ -1,0 +1,1 @@
+"""The platform: catalog, artifacts, datasets, features. It imports no Dagster."""

@@ -1,0 +1,1 @@
+"""Code that runs inside training workers: it imports neither Dagster nor the platform."""
