@@ -55,6 +55,9 @@ class ColumnSpec(Spec):
     thousands: Literal[".", ",", " ", "'"] | None = Field(None, description="Grouping mark; none: no grouping allowed.")
     plus_sign: bool | None = Field(None, description="Whether numbers may start with +; none: the format's.")
     missing: tuple[str, ...] | None = Field(None, description="Texts that mean null; none: the format's.")
+    known_at: str | None = Field(
+        None, description="Column that says when this value is known; none: when the source says that its row is."
+    )
 
 
 class CsvFormat(Spec):
@@ -201,6 +204,11 @@ class SourceSpec(Spec):
             raise ValueError("a static source is static in both times: give event_time and available_time static_from")
         if self.partition is not None:
             self._require_type("partition.column", self.partition.column, "timestamp")
+            if self.event_time != self.partition.column and None in (self.partition.before, self.partition.after):
+                raise ValueError(
+                    f"events of this source have their own time ({self.event_time}): say in partition.before and "
+                    f"partition.after how far it may lie from {self.partition.column!r}; it decides what is read"
+                )
             if self.partition.cadence == "hourly" and self.partition.zone != "UTC":
                 raise ValueError(
                     f"hourly partitions in {self.partition.zone} repeat or skip an hour when clocks change; use UTC"
@@ -302,6 +310,11 @@ class FeatureSetSpec(Spec):
     custom: dict[Name, CustomFeature] = Field(default_factory=dict)
     null_budget: NullBudget = NullBudget()
     strict_watermark: bool = Field(False, description="Refuse a snapshot whose source is behind, instead of flagging.")
+    on_quarantined_input: Literal["skip", "refuse"] = Field(
+        "skip",
+        description="A quarantined partition in reach: left out, counted and flagged, or the snapshot is refused. "
+        "The label rows' own partition is always refused.",
+    )
 
 
 class LabelSpec(Spec):
@@ -338,7 +351,28 @@ class PipelineSpec(Spec):
             self._check_view(name, view)
         for name, custom in self.features.custom.items():
             self._source(f"features.custom.{name}.source", custom.source)
+        self._check_derived()
         return self
+
+    def feature_names(self) -> tuple[str, ...]:
+        """Every feature column: `<view>__<feature>`, then custom, then derived, in declared order."""
+        views = (f"{v}__{f}" for v, view in self.features.views.items() for f in view.features)
+        return (*views, *self.features.custom, *self.features.derived)
+
+    def label_inputs(self) -> tuple[str, ...]:
+        """Label columns that a feature may read: keys of views, carried columns and the observation time."""
+        keys = (left for view in self.features.views.values() for left in view.keys)
+        return tuple(dict.fromkeys([*keys, *self.label.carry, self.label.observation_time]))
+
+    def _check_derived(self) -> None:
+        known = {*self.label_inputs(), *self.feature_names()} - set(self.features.derived)
+        for name, derived in self.features.derived.items():
+            for column in derived.inputs:
+                if column not in known:
+                    raise ValueError(f"features.derived.{name}: no input {column!r}; inputs are {sorted(known)}")
+        for name in self.features.null_budget.features:
+            if name not in self.feature_names():
+                raise ValueError(f"features.null_budget: no feature {name!r}; features are {list(self.feature_names())}")
 
     def _source(self, where: str, name: str) -> SourceSpec:
         if name not in self.sources:
@@ -356,6 +390,9 @@ class PipelineSpec(Spec):
                 raise ValueError(f"label: column {column!r} is not in {self.label.source}: {sorted(source.columns)}")
             if kind is not None and source.columns[column].type != kind:
                 raise ValueError(f"label: column {column!r} is {source.columns[column].type}; it must be {kind}")
+        late = {self.label.target, self.label.known_at, *self.label.exclude.values()} & set(self.label.carry)
+        if late:
+            raise ValueError(f"label.carry: {sorted(late)} are known after the observation and cannot be inputs")
 
     def _check_view(self, name: str, view: FeatureViewSpec) -> None:
         where = f"features.views.{name}"
@@ -375,6 +412,13 @@ class PipelineSpec(Spec):
             column = f.latest if isinstance(f, LatestFeature) else f.window
             if column not in source.columns:
                 raise ValueError(f"{where}.features.{feature}: {view.source} has no column {column!r}")
+            known_at = source.columns[column].known_at
+            if view.available_time is not None and known_at != view.available_time:
+                raise ValueError(
+                    f"{where}.features.{feature}: {view.source}.{column} is known at "
+                    f"{known_at or source.available_time!r}, and this view looks at {view.available_time!r}; reading it "
+                    f"would look ahead. Drop the feature, or declare known_at: {view.available_time} on the column"
+                )
         for clock in (view.event_time, view.available_time):
             if clock is not None and source.columns.get(clock, ColumnSpec(type="string")).type != "timestamp":
                 raise ValueError(f"{where}: {clock!r} is not a timestamp column of {view.source}")
