@@ -31,7 +31,7 @@ demo: $(STAMP) ## a year of flights to proven feature snapshots, through Dagster
 	@$(BIN)/python -m assets.demo $(ARGS)
 
 ui: $(STAMP) ## Dagster's UI and daemon on http://127.0.0.1:3000 (ARGS="--port N")
-	@$(BIN)/python -m resources.ui $(ARGS)
+	@exec $(BIN)/headway ui $(ARGS)
 
 test: lint ## everything: lint, types, layers, then every test
 	@sh scripts/ensure_system.sh

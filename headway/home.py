@@ -1,15 +1,15 @@
 """Where Headway keeps its state, and the settings that it takes from the environment.
 
-Everything lives below one folder, `HEADWAY_HOME`: `catalog.db`, `store/` (artifacts) and `dagster/` (Dagster's instance).
+Everything lives below one folder, `HEADWAY_HOME`: `catalog.db`, `store/` (artifacts), `dagster/` (Dagster's instance).
 A variable that is present counts as set whatever its value: `0`, `false` and the empty string are values.
 """
 
 import difflib
+import fcntl
 import getpass
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class Effective:
 class Settings:
     """The settings in force, read once from the environment by `load_settings`.
 
-    `dagster_database_url` is empty when Dagster keeps its instance in SQLite; `ui_port` 0 lets the system choose a port.
+    `dagster_database_url` is empty when Dagster keeps its instance in SQLite; `ui_port` 0 takes any free port.
     """
 
     home: Path
@@ -124,8 +124,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def write_dagster_instance(settings: Settings) -> Path:
     """Write `dagster.yaml` below the home if it is missing or differs, and return the folder for `DAGSTER_HOME`.
 
-    The file is replaced in one step, so a Dagster process that starts meanwhile reads the old or the new one. A database
-    URL is not copied into it: the file names the environment variable, which every Dagster process then needs.
+    The file is replaced in one step, so a Dagster process that starts meanwhile reads the old or the new one. The URL
+    of a database is not copied: the file names the environment variable, which every Dagster process then needs.
     """
     folder = settings.dagster_home
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,16 +159,15 @@ def _instance_text(*, uses_postgres: bool) -> str:
 
 
 def _replace(target: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+    """Write the whole file or nothing, one writer at a time; what a killed writer left is overwritten by the next."""
+    with (target.parent / "instance.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        unfinished = target.with_suffix(".new")
+        with unfinished.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        unfinished.replace(target)
 
 
 def _path(variable: str, text: str) -> Path:

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from headway.home import load_settings
-from headway.services import Services, open_services
+from headway.services import Services, connect
 
 if TYPE_CHECKING:
     from headway.artifacts.store import LocalStore
@@ -40,10 +40,10 @@ class Platform(dg.ConfigurableResource["Platform"]):
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""
         if self._services is not None:
-            self._services.catalog.close()
+            self._services.close()
             self._services = None
 
     def _open(self) -> Services:
         if self._services is None:
-            self._services = open_services(load_settings({**os.environ, "HEADWAY_HOME": self.home}))
+            self._services = connect(load_settings({**os.environ, "HEADWAY_HOME": self.home}))
         return self._services

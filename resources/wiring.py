@@ -22,7 +22,5 @@ def resources_for(settings: Settings | None = None) -> dict[str, Any]:
     """
     settings = settings or load_settings()
     if settings.profile not in PROFILES:
-        raise SettingError(
-            f"HEADWAY_PROFILE is {settings.profile!r}", f"choose one of: {', '.join(sorted(PROFILES))}"
-        )
+        raise SettingError(f"HEADWAY_PROFILE is {settings.profile!r}", f"choose one of: {', '.join(sorted(PROFILES))}")
     return PROFILES[settings.profile](settings)

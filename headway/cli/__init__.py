@@ -1,0 +1,1 @@
+"""The `headway` command; each subcommand lives in a module of its own and is imported only when it is called."""

@@ -1,0 +1,13 @@
+"""`headway features`: feature cases and leakage proofs."""
+
+import click
+
+from headway.cli.features_cases import command as cases
+
+
+@click.group("features")
+def command() -> None:
+    """Run feature cases and leakage proofs."""
+
+
+command.add_command(cases)
