@@ -370,9 +370,10 @@ class PipelineSpec(Spec):
             for column in derived.inputs:
                 if column not in known:
                     raise ValueError(f"features.derived.{name}: no input {column!r}; inputs are {sorted(known)}")
+        names = self.feature_names()
         for name in self.features.null_budget.features:
-            if name not in self.feature_names():
-                raise ValueError(f"features.null_budget: no feature {name!r}; features are {list(self.feature_names())}")
+            if name not in names:
+                raise ValueError(f"features.null_budget: no feature {name!r}; features are {list(names)}")
 
     def _source(self, where: str, name: str) -> SourceSpec:
         if name not in self.sources:
@@ -384,7 +385,7 @@ class PipelineSpec(Spec):
         if source.partition is None:
             raise ValueError(f"label.source: {self.label.source!r} has no partition; snapshots need one")
         wanted = {self.label.observation_time: "timestamp", self.label.known_at: "timestamp", self.label.target: None}
-        wanted |= {c: "bool" for c in self.label.exclude.values()} | {c: None for c in self.label.carry}
+        wanted |= dict.fromkeys(self.label.exclude.values(), "bool") | dict.fromkeys(self.label.carry)
         for column, kind in wanted.items():
             if column not in source.columns:
                 raise ValueError(f"label: column {column!r} is not in {self.label.source}: {sorted(source.columns)}")
@@ -416,8 +417,8 @@ class PipelineSpec(Spec):
             if view.available_time is not None and known_at != view.available_time:
                 raise ValueError(
                     f"{where}.features.{feature}: {view.source}.{column} is known at "
-                    f"{known_at or source.available_time!r}, and this view looks at {view.available_time!r}; reading it "
-                    f"would look ahead. Drop the feature, or declare known_at: {view.available_time} on the column"
+                    f"{known_at or source.available_time!r}, and this view looks at {view.available_time!r}: reading "
+                    f"it would look ahead. Drop the feature, or declare known_at: {view.available_time} on the column"
                 )
         for clock in (view.event_time, view.available_time):
             if clock is not None and source.columns.get(clock, ColumnSpec(type="string")).type != "timestamp":

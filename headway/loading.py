@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
@@ -131,7 +133,7 @@ def _read(file: Path) -> PipelineSpec:
     raise DeclarationInvalid([Problem(str(file), 1, "type", f"no document of type {COMPONENT_TYPE!r}")])
 
 
-def _construct(node: yaml.Node) -> Any:
+def _construct(node: yaml.Node) -> object:
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_document(node)
@@ -165,9 +167,9 @@ def _validate(attributes: dict[str, Any], document: yaml.Node, file: Path) -> Pi
     return spec
 
 
-def _problem(error: Any, document: yaml.Node, file: Path) -> Problem:
+def _problem(error: ErrorDetails, document: yaml.Node, file: Path) -> Problem:
     keys = [k for k in error["loc"] if not _is_union_tag(k)]
-    line, known = _line_of(document, ["attributes", *keys])
+    line = _line_of(document, ["attributes", *keys])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         allowed = _allowed_fields(keys[:-1])
@@ -175,7 +177,8 @@ def _problem(error: Any, document: yaml.Node, file: Path) -> Problem:
     if error["type"] == "missing":
         message = "is required"
     shown = error.get("input")
-    if error["type"] not in ("extra_forbidden", "missing", "value_error") and isinstance(shown, str | int | float | bool):
+    own_words = error["type"] in ("extra_forbidden", "missing", "value_error")
+    if not own_words and isinstance(shown, str | int | float | bool):
         message = f"{message}, got {shown!r}"
     return Problem(str(file), line, ".".join(map(str, keys)) or "attributes", message)
 
@@ -210,15 +213,15 @@ def _descend(schema: dict[str, Any], node: dict[str, Any], key: object) -> Itera
             yield from [found, *found.get("anyOf", []), *found.get("oneOf", [])]
 
 
-def _line_of(node: yaml.Node, keys: list[Any]) -> tuple[int, bool]:
-    """Line (from 1) of the deepest part of a path that exists, and whether all of it does."""
+def _line_of(node: yaml.Node, keys: list[Any]) -> int:
+    """Line (from 1) of the deepest part of a path that exists."""
     line = node.start_mark.line + 1
     for key in keys:
         found = _child(node, key)
         if found is None:
-            return line, False
+            return line
         line, node = found
-    return line, True
+    return line
 
 
 def _child(node: yaml.Node, key: object) -> tuple[int, yaml.Node] | None:
@@ -242,7 +245,7 @@ def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
 
 def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
     for keys, reference in _references(spec):
-        line, _ = _line_of(document, ["attributes", *keys])
+        line = _line_of(document, ["attributes", *keys])
         module, _, name = reference.partition(".")
         source = file.parent / f"{module}.py"
         if not source.is_file():
@@ -255,7 +258,7 @@ def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> 
             yield _missing_function(file, line, ".".join(keys), reference, names)
     for keys, suite in ((["sources", n, "quality", "suite"], s.quality.suite) for n, s in spec.sources.items()):
         if not (file.parent / suite).is_file():
-            line, _ = _line_of(document, ["attributes", *keys])
+            line = _line_of(document, ["attributes", *keys])
             yield Problem(str(file), line, ".".join(keys), f"there is no {suite} beside {file.name}")
 
 
@@ -263,7 +266,7 @@ def _missing_function(file: Path, line: int, where: str, reference: str, names: 
     return Problem(str(file), line, where, f"no function {reference!r}; found {names}")
 
 
-def _import_file(file: Path, digest: str) -> Any:
+def _import_file(file: Path, digest: str) -> ModuleType:
     """Import a file by path under a name that holds the folder's digest, so that an edited file is never stale."""
     name = f"headway_pipeline_{file.parent.name}_{digest[-12:]}_{file.stem}"
     if name in sys.modules:
