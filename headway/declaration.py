@@ -41,22 +41,30 @@ class ColumnSpec(Spec):
     """One column: its type and, where the file needs it, how its text is written."""
 
     type: ColumnType = Field(description="Logical type. Timestamps are instants, kept as microseconds in UTC.")
-    required: bool = Field(False, description="A null here rejects the row.")
+    required: bool = Field(default=False, description="A null here rejects the row.")
     description: str = ""
-    unit: str = Field("", description="Unit of measure, for people.")
-    zone: str | None = Field(None, description="IANA zone of local times that carry no offset; none: they are refused.")
+    unit: str = Field(default="", description="Unit of measure, for people.")
+    zone: str | None = Field(
+        default=None, description="IANA zone of local times that carry no offset; none: they are refused."
+    )
     date_format: str | None = Field(
-        None, description="strptime pattern, e.g. %d-%m-%y; none: ISO 8601 with or without offset."
+        default=None, description="strptime pattern, e.g. %d-%m-%y; none: ISO 8601 with or without offset."
     )
     century_start: int | None = Field(
-        None, ge=0, le=9900, description="First year that a two-digit year may mean, e.g. 1970 reads 69 as 2069."
+        default=None,
+        ge=0,
+        le=9900,
+        description="First year that a two-digit year may mean, e.g. 1970 reads 69 as 2069.",
     )
-    decimal: Literal[".", ","] | None = Field(None, description="Decimal mark; none: the format's.")
-    thousands: Literal[".", ",", " ", "'"] | None = Field(None, description="Grouping mark; none: no grouping allowed.")
-    plus_sign: bool | None = Field(None, description="Whether numbers may start with +; none: the format's.")
-    missing: tuple[str, ...] | None = Field(None, description="Texts that mean null; none: the format's.")
+    decimal: Literal[".", ","] | None = Field(default=None, description="Decimal mark; none: the format's.")
+    thousands: Literal[".", ",", " ", "'"] | None = Field(
+        default=None, description="Grouping mark; none: no grouping allowed."
+    )
+    plus_sign: bool | None = Field(default=None, description="Whether numbers may start with +; none: the format's.")
+    missing: tuple[str, ...] | None = Field(default=None, description="Texts that mean null; none: the format's.")
     known_at: str | None = Field(
-        None, description="Column that says when this value is known; none: when the source says that its row is."
+        default=None,
+        description="Column that says when this value is known; none: when the source says that its row is.",
     )
 
 
@@ -68,19 +76,19 @@ class CsvFormat(Spec):
     quote: Annotated[str, StringConstraints(min_length=1, max_length=1)] = '"'
     encoding: Literal["utf-8", "utf-8-sig", "latin-1", "cp1252"] = "utf-8"
     header_blanks: Literal["refuse", "keep", "strip"] = Field(
-        "refuse", description="What to do with blanks around column names."
+        default="refuse", description="What to do with blanks around column names."
     )
-    duplicate_headers: Literal["refuse"] = Field("refuse", description="Equal column names are always refused.")
+    duplicate_headers: Literal["refuse"] = Field(default="refuse", description="Equal column names are always refused.")
     case_only_difference: Literal["refuse", "distinct"] = Field(
-        "refuse", description="Names that differ by case only: refused, or two columns."
+        default="refuse", description="Names that differ by case only: refused, or two columns."
     )
-    missing: tuple[str, ...] = Field(("",), description="Texts that mean null.")
+    missing: tuple[str, ...] = Field(default=("",), description="Texts that mean null.")
     decimal: Literal[".", ","] = "."
     thousands: Literal[".", ",", " ", "'"] | None = None
     plus_sign: bool = False
     zone: str | None = None
     extra_columns: Literal["report", "refuse"] = Field(
-        "report", description="Columns in the file that nobody declared: reported as schema drift, or refused."
+        default="report", description="Columns in the file that nobody declared: reported as schema drift, or refused."
     )
 
 
@@ -111,14 +119,16 @@ class PartitionSpec(Spec):
 
     column: str = Field(description="Timestamp column of the canonical rows that decides the partition.")
     cadence: Literal["hourly", "daily", "weekly", "monthly"] = "daily"
-    zone: str = Field("UTC", description="IANA zone in which hours, days, weeks (Monday) and months are cut.")
+    zone: str = Field(default="UTC", description="IANA zone in which hours, days, weeks (Monday) and months are cut.")
     start: str = Field(description="First partition, as a date: 2013-01-01.")
-    end: str | None = Field(None, description="First day that is no partition any more; none: open-ended.")
-    expected_empty: tuple[str, ...] = Field((), description="Partitions in which nothing is published.")
+    end: str | None = Field(default=None, description="First day that is no partition any more; none: open-ended.")
+    expected_empty: tuple[str, ...] = Field(default=(), description="Partitions in which nothing is published.")
     before: Duration | None = Field(
-        None, description="How far an event or its availability may lie before the partition column's time."
+        default=None, description="How far an event or its availability may lie before the partition column's time."
     )
-    after: Duration | None = Field(None, description="How far an event may lie after the partition column's time.")
+    after: Duration | None = Field(
+        default=None, description="How far an event may lie after the partition column's time."
+    )
 
 
 class Delay(Spec):
@@ -148,14 +158,17 @@ class QualitySpec(Spec):
     """The Great Expectations suite beside the pipeline, and how much may fail."""
 
     suite: str = Field(pattern=r"^[A-Za-z0-9_.-]+\.suite\.json$")
-    max_quarantined_share: Share = Field(0.0, description="Rows that may go to quarantine while the rest is released.")
+    max_quarantined_share: Share = Field(
+        default=0.0, description="Rows that may go to quarantine while the rest is released."
+    )
     max_quarantined_partitions: Share = Field(
-        0.0, description="In a range run: partitions that may be quarantined before the blocking check fails."
+        default=0.0, description="In a range run: partitions that may be quarantined before the blocking check fails."
     )
     max_identity_loss: Share | None = Field(
-        None, description="Share of known row identities that may be absent from a new delivery of the same partition."
+        default=None,
+        description="Share of known row identities that may be absent from a new delivery of the same partition.",
     )
-    clock_skew: Duration = Field("1s", description="How far an event time may lie after its availability.")
+    clock_skew: Duration = Field(default="1s", description="How far an event time may lie after its availability.")
 
 
 class SourceSpec(Spec):
@@ -165,10 +178,10 @@ class SourceSpec(Spec):
     files: PackageFiles | FolderFiles
     format: CsvFormat | ParquetFormat = Field(discriminator="type")
     raw: dict[str, ColumnSpec] | None = Field(
-        None, description="Columns as they stand in the file, when `transform` makes the canonical ones."
+        default=None, description="Columns as they stand in the file, when `transform` makes the canonical ones."
     )
-    transform: Reference | None = Field(None, description="Function raw table -> canonical table.")
-    lookups: tuple[Name, ...] = Field((), description="Unpartitioned sources that the transform reads.")
+    transform: Reference | None = Field(default=None, description="Function raw table -> canonical table.")
+    lookups: tuple[Name, ...] = Field(default=(), description="Unpartitioned sources that the transform reads.")
     columns: dict[str, ColumnSpec] = Field(min_length=1, description="The canonical columns.")
     row_id: tuple[str, ...] = Field(min_length=1, description="Columns that name the event (not the entity).")
     keys: tuple[str, ...] = Field(min_length=1, description="Columns by which rows may be looked up.")
@@ -176,8 +189,8 @@ class SourceSpec(Spec):
     available_time: str | Delay | Static = Field(
         description="When a row could be known: a column, a delay declared by name, or a static instant."
     )
-    sequence: str | None = Field(None, description="Integer column that orders versions known at one instant.")
-    deleted: str | None = Field(None, description="Boolean column of retractions.")
+    sequence: str | None = Field(default=None, description="Integer column that orders versions known at one instant.")
+    deleted: str | None = Field(default=None, description="Boolean column of retractions.")
     partition: PartitionSpec | None = None
     privacy: PrivacySpec = PrivacySpec()
     quality: QualitySpec
@@ -245,14 +258,16 @@ class FeatureViewSpec(Spec):
     description: str = ""
     keys: dict[str, str] = Field(min_length=1, description="Label column -> source column.")
     boundary: Literal["lt", "le"] = Field(description="Whether a row known exactly at the observation is visible.")
-    lookback: Duration | None = Field(None, description="Oldest age of a `latest` answer; none: unlimited.")
+    lookback: Duration | None = Field(default=None, description="Oldest age of a `latest` answer; none: unlimited.")
     null_policy: Literal["row_wins", "last_known"] = "row_wins"
     tie_break: tuple[TieBreak, ...] = ("event_time", "available_time", "sequence")
     allowed_lateness: Duration | None = Field(
-        None, description="A watermark further behind the observation than this flags the cell incomplete."
+        default=None, description="A watermark further behind the observation than this flags the cell incomplete."
     )
-    event_time: str | None = Field(None, description="Another event time column of the source for this view.")
-    available_time: str | None = Field(None, description="Another availability column of the source for this view.")
+    event_time: str | None = Field(default=None, description="Another event time column of the source for this view.")
+    available_time: str | None = Field(
+        default=None, description="Another availability column of the source for this view."
+    )
     features: dict[Name, LatestFeature | WindowFeature] = Field(min_length=1)
 
     @field_validator("tie_break")
@@ -309,9 +324,11 @@ class FeatureSetSpec(Spec):
     derived: dict[Name, DerivedFeature] = Field(default_factory=dict)
     custom: dict[Name, CustomFeature] = Field(default_factory=dict)
     null_budget: NullBudget = NullBudget()
-    strict_watermark: bool = Field(False, description="Refuse a snapshot whose source is behind, instead of flagging.")
+    strict_watermark: bool = Field(
+        default=False, description="Refuse a snapshot whose source is behind, instead of flagging."
+    )
     on_quarantined_input: Literal["skip", "refuse"] = Field(
-        "skip",
+        default="skip",
         description="A quarantined partition in reach: left out, counted and flagged, or the snapshot is refused. "
         "The label rows' own partition is always refused.",
     )
@@ -324,7 +341,7 @@ class LabelSpec(Spec):
     observation_time: str = Field(description="Timestamp column at which the prediction is asked for.")
     target: str
     known_at: str = Field(description="Timestamp column at which the target became known.")
-    carry: tuple[str, ...] = Field((), description="Columns kept beside the features (keys are always kept).")
+    carry: tuple[str, ...] = Field(default=(), description="Columns kept beside the features (keys are always kept).")
     exclude: dict[str, str] = Field(
         default_factory=dict, description="Reason -> boolean column; such rows have no label and are counted."
     )
@@ -421,7 +438,7 @@ class PipelineSpec(Spec):
                     f"it would look ahead. Drop the feature, or declare known_at: {view.available_time} on the column"
                 )
         for clock in (view.event_time, view.available_time):
-            if clock is not None and source.columns.get(clock, ColumnSpec(type="string")).type != "timestamp":
+            if clock is not None and (clock not in source.columns or source.columns[clock].type != "timestamp"):
                 raise ValueError(f"{where}: {clock!r} is not a timestamp column of {view.source}")
         if view.latest_features() and view.lookback is None and source.partition is not None:
             raise ValueError(
