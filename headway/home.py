@@ -6,10 +6,10 @@ A variable that is present counts as set whatever its value: `0`, `false` and th
 
 import difflib
 import fcntl
-import getpass
 import json
 import logging
 import os
+import pwd
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +98,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     home = reader.take("HOME", DEFAULT_HOME, _path)
     profile = reader.take("PROFILE", "local", _word)
     tenant = reader.take("TENANT", "default", _word)
-    actor = reader.take("ACTOR", f"local:{getpass.getuser()}", _word)
+    actor = reader.take("ACTOR", f"local:{_user()}", _word)
     database_url = reader.take("DATABASE_URL", f"sqlite:///{home / 'catalog.db'}", _word)
     dagster_database_url = reader.take("DAGSTER_DATABASE_URL", "", _dagster_url)
     ui_port = reader.take("UI_PORT", 3000, _port)
@@ -168,6 +168,14 @@ def _replace(target: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         unfinished.replace(target)
+
+
+def _user() -> str:
+    """Login name; a container may run under a number that no account has."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
 
 
 def _path(variable: str, text: str) -> Path:

@@ -29,7 +29,8 @@ HOST = "127.0.0.1"
 READY_SECONDS = 180
 STOP_SECONDS = 20
 POLL_SECONDS = 0.2
-PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class PortTaken(HeadwayError):
@@ -49,7 +50,8 @@ class ProcessEnded(HeadwayError):
 @click.pass_obj
 def command(settings: Settings, port: int | None) -> None:
     """Serve Dagster's UI and run its daemon on loopback until Ctrl-C."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    # A starter that ignores a signal hands that down, so each is set here.
+    for signum in STOP_SIGNALS:
         signal.signal(signum, _interrupt)
     try:
         serve(settings, free_port(settings.ui_port if port is None else port))
@@ -157,4 +159,7 @@ def _refuse_ended(running: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    # A second Ctrl-C must not cut the stopping short and leave a process behind.
+    for other in STOP_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt
