@@ -3,6 +3,7 @@
 import click
 
 from headway.cli.features_cases import command as cases
+from headway.cli.features_prove import command as prove
 
 
 @click.group("features")
@@ -11,3 +12,4 @@ def command() -> None:
 
 
 command.add_command(cases)
+command.add_command(prove)

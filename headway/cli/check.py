@@ -1,0 +1,41 @@
+"""`headway check`: a declaration's faults with file, line and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from headway.declaration import PipelineSpec
+
+
+@click.command("check")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of a declaration's attributes.")
+@click.pass_context
+def command(ctx: click.Context, file: Path | None, schema: bool) -> None:
+    """Check FILE (a defs.yaml, its folder, or a pipeline's name) and everything that it refers to.
+
+    Exits 1 when something is wrong; every fault is one line: file:line: field: what is wrong.
+    """
+    if schema:
+        click.echo(json.dumps(PipelineSpec.model_json_schema(), indent=2))
+        return
+    if file is None:
+        raise click.UsageError("give a FILE to check, or --schema")
+    from headway.datasets.quality import check_suites
+    from headway.loading import DeclarationInvalid, load_pipeline
+
+    try:
+        pipeline = load_pipeline(file)
+        check_suites(pipeline)
+    except DeclarationInvalid as error:
+        for problem in error.problems:
+            click.echo(str(problem), err=True)
+        ctx.exit(1)
+    spec = pipeline.spec
+    click.echo(
+        f"{spec.name}: {len(spec.sources)} sources, {len(spec.features.views)} feature views, "
+        f"{len(spec.feature_names())} features; nothing wrong"
+    )

@@ -1,0 +1,103 @@
+"""Pins the dataset versions that a snapshot reads, and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headway.catalog import DatasetVersion, SnapshotInput
+from headway.datasets.naming import dataset_id
+from headway.datasets.rows import empty_rows, load_rows
+from headway.declaration import PipelineSpec
+from headway.errors import HeadwayError
+from headway.services import Services
+
+
+class InputMissing(HeadwayError):
+    """A source partition in reach has no dataset version yet."""
+
+
+@dataclass(frozen=True)
+class PinnedInputs:
+    """Released versions per source, and quarantined partitions that were left out."""
+
+    released: dict[str, tuple[DatasetVersion, ...]]
+    skipped: dict[str, tuple[str, ...]]
+
+    def references(self) -> tuple[SnapshotInput, ...]:
+        """The versions as the catalog records them."""
+        return tuple(
+            SnapshotInput(v.dataset, v.version, v.content_digest, v.evidence.report_digest if v.evidence else "")
+            for versions in self.released.values()
+            for v in versions
+        )
+
+    def watermarks(self) -> dict[str, int | None]:
+        """Newest instant of knowledge per source; None where nothing was seen or the table has no time."""
+        found: dict[str, int | None] = {}
+        for source, versions in self.released.items():
+            seen = [v.watermark for v in versions if v.watermark is not None]
+            found[source] = max(seen, default=None)
+        return found
+
+
+def pin_inputs(
+    services: Services, spec: PipelineSpec, reach: dict[str, tuple[str, ...]], label_partition: str
+) -> PinnedInputs:
+    """Current versions of every partition in reach, the label rows' own included.
+
+    Raises `InputMissing` naming every partition without a version that has passed or failed validation.
+    """
+    wanted = {s: set(p) for s, p in reach.items()}
+    wanted.setdefault(spec.label.source, set()).add(label_partition)
+    released: dict[str, tuple[DatasetVersion, ...]] = {}
+    skipped: dict[str, tuple[str, ...]] = {}
+    missing: list[str] = []
+    for source, partitions in wanted.items():
+        current = services.catalog.current_many(
+            services.principal, dataset_id(spec.name, source), sorted(partitions)
+        )
+        status = {p: current[p].status if p in current else "missing" for p in sorted(partitions)}
+        released[source] = tuple(current[p] for p, s in status.items() if s == "released")
+        skipped[source] = tuple(p for p, s in status.items() if s in ("quarantined", "retired"))
+        missing += [f"{source} {p or '(whole table)'}" for p, s in status.items() if s not in _SETTLED]
+    if missing:
+        raise InputMissing(
+            f"{len(missing)} source partitions in reach of {spec.name} {label_partition} have no released version: "
+            f"{', '.join(missing[:10])}",
+            "materialize them first",
+        )
+    return PinnedInputs(released, {s: p for s, p in skipped.items() if p})
+
+
+_SETTLED = ("released", "quarantined", "retired")
+
+
+class RowReader:
+    """Reads rows of pinned versions; keeps the last few tables when told to, since neighbours share most inputs."""
+
+    def __init__(self, services: Services, keep: int = 0) -> None:
+        self._services = services
+        self._keep = keep
+        self._tables: dict[tuple[str, int, str], pa.Table] = {}
+
+    def rows(self, spec: PipelineSpec, source: str, versions: Sequence[DatasetVersion]) -> pa.Table:
+        """Rows of several versions of one source together."""
+        tables = [t for t in (self._table(spec, source, v) for v in versions) if t.num_rows]
+        if not tables:
+            return empty_rows(spec.sources[source])
+        return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+    def _table(self, spec: PipelineSpec, source: str, version: DatasetVersion) -> pa.Table:
+        key = (version.dataset, version.version, version.evidence.report_digest if version.evidence else "")
+        if key in self._tables:
+            self._tables[key] = self._tables.pop(key)
+            return self._tables[key]
+        table = load_rows(self._services, version, spec.sources[source])
+        if self._keep:
+            self._tables[key] = table
+            while len(self._tables) > self._keep:
+                del self._tables[next(iter(self._tables))]
+        return table

@@ -1,0 +1,18 @@
+"""Reads the stored values of a published snapshot."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headway.artifacts.manifest import read_manifest
+from headway.catalog import FeatureSnapshot
+from headway.services import Services
+
+
+def read_values(services: Services, snapshot: FeatureSnapshot) -> pa.Table:
+    """The snapshot's values, one row per label; bytes are verified on the way."""
+    manifest = read_manifest(services.store, snapshot.manifest_digest)
+    return pq.read_table(io.BytesIO(services.store.get_bytes(manifest.entry("values.parquet").sha256)))
