@@ -3,13 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= 2
-ARGS ?=
+TEST_JOBS ?= 2
+ARGS =
 
 # Two workers on two cores: libraries that start a thread per core each would only fight.
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTHANDLER=1
-SOURCES := $(wildcard assets benchmarks headway pipelines resources scripts tests trainer)
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo ui test test-fast lint format bench-join clean

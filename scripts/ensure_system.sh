@@ -13,11 +13,10 @@ command -v chromedriver >/dev/null 2>&1 || missing="$missing chromium-driver"
 line="apt-get update && apt-get install -y --no-install-recommends$missing"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing what the tests start:$missing"
-    # The tests start their own server on a private socket; the package's default cluster is not needed.
-    if DEBIAN_FRONTEND=noninteractive sh -c "$line" >/tmp/headway-apt.log 2>&1; then
+    if output=$(DEBIAN_FRONTEND=noninteractive sh -c "$line" 2>&1); then
         exit 0
     fi
-    tail -n 5 /tmp/headway-apt.log >&2
+    printf '%s\n' "$output" >&2
 fi
 echo "error: the tests need$missing; type (as root): $line" >&2
 exit 1

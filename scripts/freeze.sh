@@ -1,6 +1,6 @@
-#!/bin/sh
+#!/bin/bash
 # Writes constraints.txt from what is installed now: run it after a deliberate upgrade, and commit the difference.
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")/.."
 {
     echo '# Every package of the environment, pinned; `make venv` installs with it. Written by scripts/freeze.sh.'

@@ -1,17 +1,18 @@
 """The `platform` resource: opens on first use, works inside a materialization, and shows no secret in Dagster."""
 
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from headway.home import SettingError, load_settings
+from headway.home import SettingError, load_settings, write_dagster_instance
 from resources.platform import Platform
 from resources.wiring import resources_for
 
 
 @dg.asset
-def probe(platform: Platform) -> dg.MaterializeResult[None]:
+def probe(platform: Platform) -> dg.MaterializeResult[Any]:
     blob = platform.store().put_bytes(b"row")
     platform.catalog().ensure_tenant(platform.principal())
     return dg.MaterializeResult(metadata={"digest": blob.digest, "tenant": platform.principal().tenant})
@@ -41,9 +42,8 @@ def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
 
 
 def test_dagster_accepts_the_generated_instance(tmp_path: Path) -> None:
-    from headway.home import write_dagster_instance
-
     folder = write_dagster_instance(load_settings({"HEADWAY_HOME": str(tmp_path)}))
     with dg.DagsterInstance.from_config(str(folder)) as instance:
-        assert instance.telemetry_enabled is False if hasattr(instance, "telemetry_enabled") else True
+        assert instance.get_settings("telemetry") == {"enabled": False}
         assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_max_resume_run_attempts == 0
