@@ -1,0 +1,1 @@
+"""Features: the contract, the point-in-time kernel, and the leakage proof."""

@@ -1,0 +1,23 @@
+"""The one way the kernel compiles a function. Imported by the compiled modules only, since it brings numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Codes = NDArray[np.int8]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F) -> F:
+    """Compile on first call, keep the machine code on disk, and release the interpreter's lock while it runs."""
+    return cast("F", njit(cache=True, nogil=True)(function))
