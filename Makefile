@@ -6,6 +6,10 @@ STAMP := $(VENV)/.installed
 TEST_JOBS ?= 2
 ARGS =
 
+# Nothing here calls home: Dagster's telemetry and the update check of `dg` are off.
+export DAGSTER_DISABLE_TELEMETRY := yes
+export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
+
 # Two workers on two cores: libraries that start a thread per core each would only fight.
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTHANDLER=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
@@ -20,9 +24,10 @@ venv: $(STAMP) ## make the environment in .venv from constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	@sh scripts/check_python.sh $(PYTHON)
+	@echo "installing the pinned environment into $(VENV) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
-	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off \
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off \
 		-c constraints.txt --build-constraint constraints.txt -e '.[cluster,bench,dev]'
 	@touch $@
 
@@ -43,7 +48,7 @@ lint: $(STAMP) ## ruff, format, pyright, import layers, declarations
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/pyright --warnings
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/dg check yaml
 
 format: $(STAMP) ## rewrite the sources in the house format

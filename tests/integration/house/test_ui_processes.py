@@ -28,7 +28,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return {**os.environ, "HEADWAY_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWAY_", "DAGSTER_"))}
+    return {**inherited, "HEADWAY_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
