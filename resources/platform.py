@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import PrivateAttr
 
-from headway.home import load_settings
+from headway.home import Settings, load_settings
 from headway.services import Services, connect
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ class Platform(dg.ConfigurableResource["Platform"]):
         """The tenant and actor that audit rows name."""
         return self._open().principal
 
+    def settings(self) -> Settings:
+        """The settings in force, with this resource's home."""
+        return load_settings({**os.environ, "HEADWAY_HOME": self.home})
+
+    def services(self) -> Services:
+        """Catalog, store and principal together."""
+        return self._open()
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""
         if self._services is not None:
@@ -45,5 +53,5 @@ class Platform(dg.ConfigurableResource["Platform"]):
 
     def _open(self) -> Services:
         if self._services is None:
-            self._services = connect(load_settings({**os.environ, "HEADWAY_HOME": self.home}))
+            self._services = connect(self.settings())
         return self._services

@@ -1,0 +1,1 @@
+"""The Dagster code location: one factory per lineage stage, each thin over `headway`."""

@@ -1,0 +1,129 @@
+"""What Dagster's pages show: metadata of reasonable size, tables by partition, small plots.
+
+Heavy libraries are imported inside functions: this module is part of loading the code location.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from headway.declaration import ColumnSpec, PipelineSpec
+
+if TYPE_CHECKING:
+    from headway.artifacts.store import LocalStore
+
+MAX_METADATA_BYTES = 64_000
+MAX_INLINE_IMAGE_BYTES = 30_000
+MAX_TABLE_ROWS = 400
+
+
+class MetadataTooLarge(ValueError):
+    """More metadata than the event log should carry; curves and rows belong in the store."""
+
+
+def guarded(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata unchanged, if it is small enough for the event log."""
+    size = sum(len(json.dumps(str(getattr(v, "value", v)))) for v in metadata.values())
+    if size > MAX_METADATA_BYTES + MAX_INLINE_IMAGE_BYTES * 4 // 3:
+        raise MetadataTooLarge(f"metadata of {size:,} bytes, the limit is {MAX_METADATA_BYTES:,}: put it in the store")
+    return dict(metadata)
+
+
+def column_schema(columns: Mapping[str, ColumnSpec]) -> dg.TableSchema:
+    """Dagster's table schema of declared columns."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                name,
+                type=column.type,
+                description=" ".join(filter(None, [column.description, column.unit and f"[{column.unit}]"])) or None,
+                constraints=dg.TableColumnConstraints(nullable=not column.required),
+            )
+            for name, column in columns.items()
+        ]
+    )
+
+
+def feature_schema(spec: PipelineSpec) -> dg.TableSchema:
+    """Dagster's table schema of a snapshot's features."""
+    columns: list[dg.TableColumn] = []
+    for view_name, view in spec.features.views.items():
+        for name, feature in view.features.items():
+            said = feature.model_dump()
+            what = f"latest {said['latest']}" if "latest" in said else (
+                f"{said['aggregate']} of {said['window']} over {said['duration']}"
+            )
+            by = ", ".join(view.keys.values())
+            columns.append(dg.TableColumn(f"{view_name}__{name}", description=f"{what} of {view.source} by {by}"))
+    columns += [dg.TableColumn(n, type=f.type, description=f"{f.function}") for n, f in spec.features.custom.items()]
+    columns += [
+        dg.TableColumn(n, type=f.type, description=f"{f.function} of {', '.join(f.inputs)}")
+        for n, f in spec.features.derived.items()
+    ]
+    return dg.TableSchema(columns=columns)
+
+
+def column_lineage(spec: PipelineSpec, key_of_source: Mapping[str, dg.AssetKey]) -> dg.TableColumnLineage:
+    """Which source columns each feature of the snapshot comes from."""
+    lineage: dict[str, list[dg.TableColumnDep]] = {}
+    for view_name, view in spec.features.views.items():
+        for name, feature in view.features.items():
+            said = feature.model_dump()
+            column = said["latest"] if "latest" in said else said["window"]
+            lineage[f"{view_name}__{name}"] = [
+                dg.TableColumnDep(asset_key=key_of_source[view.source], column_name=c)
+                for c in (column, *view.keys.values())
+            ]
+    return dg.TableColumnLineage(deps_by_column=lineage)
+
+
+def table(rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dg.TableMetadataValue:
+    """A table of scalars; long ones keep the rows that need attention and the newest others."""
+    kept = list(rows)
+    if len(kept) > MAX_TABLE_ROWS:
+        kept = kept[-MAX_TABLE_ROWS:]
+    return dg.MetadataValue.table([dg.TableRecord({k: "" if v is None else v for k, v in r.items()}) for r in kept])
+
+
+def partition_plot(
+    title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]
+) -> bytes:
+    """PNG with one small panel per series over partitions; at most 30 kB."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.5 * len(series) + 0.6), dpi=72)
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]
+    positions = range(len(partitions))
+    for axis, (name, values) in zip(axes, series.items(), strict=True):
+        axis.fill_between(positions, list(values), step="mid", color="#4f43dd", alpha=0.35, linewidth=0)
+        axis.plot(positions, list(values), drawstyle="steps-mid", color="#4f43dd", linewidth=0.8)
+        axis.set_ylabel(name, fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.set_ylim(bottom=0)
+        axis.spines[["top", "right"]].set_visible(False)
+    ticks = sorted({round(i * (len(partitions) - 1) / 5) for i in range(6)}) if partitions else []
+    axes[-1].set_xticks(ticks, [partitions[i] for i in ticks])
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    figure.tight_layout()
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def plot_metadata(store: LocalStore, title: str, partitions: Sequence[str], **series: Sequence[float]) -> dict[str, Any]:
+    """A plot by partition: stored as PNG under its digest, and shown inline when it is small."""
+    image = partition_plot(title, partitions, {k.replace("_", " "): v for k, v in series.items()})
+    blob = store.put_bytes(image, "image/png")
+    found: dict[str, Any] = {"plot_digest": blob.digest}
+    if len(image) <= MAX_INLINE_IMAGE_BYTES:
+        encoded = base64.b64encode(image).decode()
+        found["plot"] = dg.MetadataValue.md(f"![{title}](data:image/png;base64,{encoded})")
+    return found

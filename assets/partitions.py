@@ -1,0 +1,79 @@
+"""Dagster's view of declared partitions, and which source partitions a snapshot partition depends on."""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from headway.declaration import PartitionSpec, PipelineSpec, SourceSpec, WindowFeature, duration_us
+
+_UNIT_US = {"hourly": 3_600_000_000, "daily": 86_400_000_000, "weekly": 7 * 86_400_000_000, "monthly": 28 * 86_400_000_000}
+
+# Beyond this the UI and the daemon slow down; a declaration that needs more is cut too finely.
+MAX_PARTITIONS = 20_000
+
+
+class TooManyPartitions(ValueError):
+    """A declared calendar has more partitions than Dagster's UI and daemon handle well."""
+
+
+def partitions_definition(spec: PartitionSpec) -> dg.TimeWindowPartitionsDefinition:
+    """Dagster partitions with the same keys and windows as the declared calendar.
+
+    Raises `TooManyPartitions` above 20,000.
+    """
+    end = datetime.fromisoformat(spec.end) if spec.end else datetime.now(UTC).replace(tzinfo=None)
+    count = (end - datetime.fromisoformat(spec.start)).total_seconds() * 1_000_000 // _UNIT_US[spec.cadence]
+    if count > MAX_PARTITIONS:
+        raise TooManyPartitions(
+            f"{spec.cadence} partitions from {spec.start} are {int(count):,}, the limit is {MAX_PARTITIONS:,}: "
+            "start later or choose a coarser cadence"
+        )
+    common = {"timezone": spec.zone, "end_date": spec.end}
+    if spec.cadence == "hourly":
+        start = datetime.fromisoformat(spec.start).strftime("%Y-%m-%d-%H:%M")
+        stop = datetime.fromisoformat(spec.end).strftime("%Y-%m-%d-%H:%M") if spec.end else None
+        return dg.HourlyPartitionsDefinition(start, end_date=stop, timezone=spec.zone)
+    if spec.cadence == "weekly":
+        return dg.WeeklyPartitionsDefinition(spec.start, day_offset=1, **common)
+    if spec.cadence == "monthly":
+        return dg.MonthlyPartitionsDefinition(spec.start, **common)
+    return dg.DailyPartitionsDefinition(spec.start, **common)
+
+
+def snapshot_dependency(spec: PipelineSpec, name: str) -> dg.PartitionMapping | None:
+    """How snapshot partitions map to partitions of a source; None for a source without partitions.
+
+    Offsets are in units of the snapshot's cadence (dagster counts them so) and cover the declared reach. The exact
+    reach, and the refusal when part of it is missing, are the snapshot builder's: Dagster shortens a window at the
+    edges without a word.
+    """
+    source = spec.sources[name]
+    if source.partition is None:
+        return None
+    label = spec.sources[spec.label.source].partition
+    assert label is not None
+    unit = _UNIT_US[label.cadence]
+    back = _memory(spec, name) + _bound(source, "after")
+    return dg.TimeWindowPartitionMapping(
+        start_offset=-_units(back, unit),
+        end_offset=_units(_bound(source, "before"), unit),
+        allow_nonexistent_upstream_partitions=True,
+    )
+
+
+def _units(span: int, unit: int) -> int:
+    return -(-span // unit)
+
+
+def _bound(source: SourceSpec, side: str) -> int:
+    declared = getattr(source.partition, side)
+    return duration_us(declared) if declared else 0
+
+
+def _memory(spec: PipelineSpec, source: str) -> int:
+    spans = [0]
+    for view in spec.features.views.values():
+        if view.source == source:
+            spans += [duration_us(f.duration) for f in view.features.values() if isinstance(f, WindowFeature)]
+            spans += [duration_us(view.lookback)] if view.lookback else []
+    return max(spans)
