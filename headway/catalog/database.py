@@ -1,0 +1,263 @@
+"""One engine over two databases: transactions, locks, timeouts, and what their failures mean.
+
+SQLite: WAL, `synchronous=FULL`, one writer at a time by `BEGIN IMMEDIATE`. PostgreSQL: READ COMMITTED, advisory locks
+for what is checked before it is written, row security keyed on the transaction's tenant. Nothing waits for ever: each
+wait ends by a timeout of the database, or by ours when the server is frozen and cannot time out itself.
+"""
+
+import fcntl
+import hashlib
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from headway.catalog.errors import CatalogBusy, CatalogUnavailable, UnsupportedDatabase
+
+LOCK_SECONDS = 20
+STATEMENT_SECONDS = 40
+IDLE_SECONDS = 60
+ANSWER_SECONDS = 60.0
+CONNECT_SECONDS = 10
+MIGRATION_SECONDS = 120.0
+
+_WRITER = "headway_writer"
+_SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_PG_BUSY = ("LockNotAvailable", "QueryCanceled", "DeadlockDetected", "IdleInTransactionSessionTimeout")
+
+
+class Database:
+    """The engine for a database URL. Safe for several threads; a forked child drops the parent's connections.
+
+    `answer_seconds` bounds one transaction on PostgreSQL from this side, for a server that is frozen.
+    """
+
+    def __init__(self, url: str, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._url = _accepted(url)
+        self._answer_seconds = answer_seconds
+        self._pid = os.getpid()
+        self.dialect = self._url.get_backend_name()
+        self.engine = _sqlite_engine(self._url) if self.dialect == "sqlite" else _postgres_engine(self._url)
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+    @contextmanager
+    def write(self, tenant: str, operation: str) -> Iterator[sa.Connection]:
+        """Give a connection inside a writing transaction of `tenant`; commit at the end, roll back on any error.
+
+        Raises:
+            CatalogBusy: a lock or an answer did not come before its deadline.
+            CatalogUnavailable: the connection broke.
+        """
+        with self._transaction(operation, writer=True) as connection:
+            self._enter_tenant(connection, tenant)
+            yield connection
+
+    @contextmanager
+    def read(self, tenant: str) -> Iterator[sa.Connection]:
+        """Give a connection inside a reading transaction of `tenant`. Raises as `write`."""
+        with self._transaction("read", writer=False) as connection:
+            self._enter_tenant(connection, tenant)
+            yield connection
+
+    @contextmanager
+    def plain(self) -> Iterator[sa.Connection]:
+        """Give a connection inside a reading transaction of no tenant: it sees the schema. Raises as `write`."""
+        with self._transaction("read", writer=False) as connection:
+            yield connection
+
+    @contextmanager
+    def migrating(self) -> Iterator[sa.Connection]:
+        """Give a connection that alone may change the schema, inside one transaction. Raises as `write`."""
+        if self.dialect == "sqlite":
+            with _folder_locked(_sqlite_path(self._url).parent):
+                _use_wal(_sqlite_path(self._url))
+                with self._transaction("migrate", writer=True) as connection:
+                    yield connection
+            return
+        with self._transaction("migrate", writer=True) as connection:
+            self.lock(connection, "", "schema")
+            yield connection
+
+    def insert(self, table: sa.Table) -> "postgresql.Insert | sqlite.Insert":
+        """Return an INSERT that knows ON CONFLICT, in this database's dialect."""
+        return sqlite.insert(table) if self.dialect == "sqlite" else postgresql.insert(table)
+
+    def lock(self, connection: sa.Connection, tenant: str, name: str, *, shared: bool = False) -> None:
+        """Hold `name` of `tenant` until the transaction ends, alone or shared with other sharers.
+
+        On SQLite the writing transaction already excludes every other writer.
+        """
+        if self.dialect == "sqlite":
+            return
+        number = int.from_bytes(hashlib.sha256(f"{tenant}\0{name}".encode()).digest()[:8], "big", signed=True)
+        take = sa.func.pg_advisory_xact_lock_shared if shared else sa.func.pg_advisory_xact_lock
+        connection.execute(sa.select(take(sa.cast(number, sa.BigInteger))))
+
+    def _enter_tenant(self, connection: sa.Connection, tenant: str) -> None:
+        if self.dialect == "postgresql":
+            connection.execute(sa.select(sa.func.set_config("headway.tenant", tenant, True)))
+
+    @contextmanager
+    def _transaction(self, operation: str, *, writer: bool) -> Iterator[sa.Connection]:
+        if os.getpid() != self._pid:
+            self.engine.dispose(close=False)
+            self._pid = os.getpid()
+        try:
+            with (
+                self.engine.connect() as connection,
+                self._answered(connection),
+                connection.execution_options(**{_WRITER: writer}).begin(),
+            ):
+                yield connection
+        except DBAPIError as error:
+            raise _meaning(error, operation) from error
+        except PoolTimeout as error:
+            raise CatalogBusy(operation, f"no connection became free within {LOCK_SECONDS} s") from error
+
+    @contextmanager
+    def _answered(self, connection: sa.Connection) -> Iterator[None]:
+        if self.dialect == "sqlite":
+            yield
+            return
+        # A stopped server keeps its socket open, and no setting of ours on it ends the wait (libpq polls for ever).
+        driver: Any = connection.connection.driver_connection
+        wire = socket.socket(fileno=os.dup(driver.fileno()))
+        watch = threading.Timer(self._answer_seconds, _cut, (wire,))
+        watch.daemon = True
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
+            watch.join()
+            wire.close()
+
+
+def _cut(wire: socket.socket) -> None:
+    # The other side may have hung up in the same moment, which is all that we want.
+    with suppress(OSError):
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+def _accepted(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UnsupportedDatabase(url.partition(":")[0][:40]) from error
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database not in (None, "", ":memory:"):
+        return parsed.set(database=str(Path(parsed.database or "").absolute()))
+    # An SQLite catalog without a file would be another one in each process.
+    raise UnsupportedDatabase(f"{parsed.drivername}:{parsed.database or ''}")
+
+
+def _sqlite_path(url: URL) -> Path:
+    return Path(str(url.database))
+
+
+def _sqlite_engine(url: URL) -> sa.Engine:
+    _sqlite_path(url).parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(url, connect_args={"timeout": LOCK_SECONDS})
+
+    def prepare(connection: sqlite3.Connection, record: object) -> None:
+        del record
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        # Without it INSERT OR REPLACE deletes rows past the append-only triggers.
+        connection.execute("PRAGMA recursive_triggers=ON")
+
+    def begin(connection: sa.Connection) -> None:
+        writer = connection.get_execution_options().get(_WRITER, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _postgres_engine(url: URL) -> sa.Engine:
+    arguments = {
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalives": 1,
+        "keepalives_idle": 30,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": int(ANSWER_SECONDS * 1000),
+    }
+    engine = sa.create_engine(url, connect_args=arguments, pool_timeout=LOCK_SECONDS)
+
+    def prepare(connection: Any, record: object) -> None:  # noqa: ANN401 - the driver's own connection
+        del record
+        for name, seconds in (
+            ("statement_timeout", STATEMENT_SECONDS),
+            ("lock_timeout", LOCK_SECONDS),
+            ("idle_in_transaction_session_timeout", IDLE_SECONDS),
+        ):
+            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{seconds}s"))
+        connection.commit()
+
+    event.listen(engine, "connect", prepare)
+    return engine
+
+
+def _meaning(error: DBAPIError, operation: str) -> Exception:
+    cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        if cause.sqlite_errorcode & 0xFF in _SQLITE_BUSY:
+            return CatalogBusy(operation, f"another writer held the database for {LOCK_SECONDS} s")
+        return CatalogUnavailable(str(cause)) if cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN else error
+    if type(cause).__name__ in _PG_BUSY:
+        return CatalogBusy(operation, str(cause).partition("\n")[0])
+    if error.connection_invalidated or type(cause).__name__ in ("OperationalError", "ConnectionTimeout"):
+        return CatalogUnavailable(str(cause).partition("\n")[0])
+    return error
+
+
+def _use_wal(path: Path) -> None:
+    # Kept in the file from then on; only one process may switch it, which the folder lock sees to.
+    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _folder_locked(folder: Path) -> Iterator[None]:
+    # A lock on the folder leaves no file behind, and never touches the database file, whose locks SQLite would lose
+    # when another descriptor of it is closed in this process.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + MIGRATION_SECONDS
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise CatalogBusy("migrate", f"another process held {folder} for {MIGRATION_SECONDS:.0f} s")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
