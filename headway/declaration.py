@@ -8,7 +8,7 @@ Durations are text such as `90s`, `15m`, `3h`, `7d`; zero is not a duration.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -251,6 +251,12 @@ class WindowFeature(Spec):
     duration: Duration
 
 
+def _allowed_aggregates(kind: str) -> tuple[str, ...]:
+    """Aggregates that make sense for a column type: text and times can be counted, numbers and flags added up."""
+    countable = ("count", "count_value", "distinct")
+    return countable if kind in ("string", "date", "timestamp") else get_args(Aggregate)
+
+
 class FeatureViewSpec(Spec):
     """Features that share a source, a key, a clock and the rules of visibility."""
 
@@ -430,6 +436,11 @@ class PipelineSpec(Spec):
             column = f.latest if isinstance(f, LatestFeature) else f.window
             if column not in source.columns:
                 raise ValueError(f"{where}.features.{feature}: {view.source} has no column {column!r}")
+            if isinstance(f, WindowFeature) and f.aggregate not in _allowed_aggregates(source.columns[column].type):
+                raise ValueError(
+                    f"{where}.features.{feature}: {f.aggregate!r} of {source.columns[column].type} column {column!r} has "
+                    f"no meaning; allowed are {_allowed_aggregates(source.columns[column].type)}"
+                )
             known_at = source.columns[column].known_at
             if view.available_time is not None and known_at != view.available_time:
                 raise ValueError(

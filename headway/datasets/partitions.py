@@ -142,6 +142,17 @@ class PartitionScheme:
                 keys.append(self._key(day, hour))
         return Assigned(tuple(keys), position[code].astype(np.int32))
 
+    def keys_between(self, first: int, last: int) -> tuple[str, ...]:
+        """Keys of all partitions that hold an instant of [first, last], int64 microseconds UTC, inside the calendar."""
+        local = utc_to_local(np.array([first, last], dtype=np.int64), self.zone)
+        day = max(self._floor(_EPOCH_DAY + timedelta(days=int(local[0] // DAY_US))), self.start)
+        end = _EPOCH_DAY + timedelta(days=int(local[1] // DAY_US))
+        found: list[str] = []
+        while day <= end and (self.end is None or day < self.end):
+            found += self._keys_of(day)
+            day = self._next(day)
+        return tuple(k for k in found if self.window(k)[1] > first and self.window(k)[0] <= last)
+
     def require_closed(self, keys: Sequence[str], clock: Callable[[], int]) -> None:
         """Refuse partitions whose time is not over.
 

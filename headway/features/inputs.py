@@ -29,7 +29,7 @@ class PinnedInputs:
     def references(self) -> tuple[SnapshotInput, ...]:
         """The versions as the catalog records them."""
         return tuple(
-            SnapshotInput(v.dataset, v.version, v.content_digest, v.evidence.report_digest if v.evidence else "")
+            SnapshotInput(v.dataset, v.version, v.content_digest, v.evidence_digest or "")
             for versions in self.released.values()
             for v in versions
         )
@@ -91,7 +91,7 @@ class RowReader:
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
     def _table(self, spec: PipelineSpec, source: str, version: DatasetVersion) -> pa.Table:
-        key = (version.dataset, version.version, version.evidence.report_digest if version.evidence else "")
+        key = (version.dataset, version.version, version.evidence_digest or "")
         if key in self._tables:
             self._tables[key] = self._tables.pop(key)
             return self._tables[key]
