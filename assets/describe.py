@@ -56,8 +56,10 @@ def feature_schema(spec: PipelineSpec) -> dg.TableSchema:
     for view_name, view in spec.features.views.items():
         for name, feature in view.features.items():
             said = feature.model_dump()
-            what = f"latest {said['latest']}" if "latest" in said else (
-                f"{said['aggregate']} of {said['window']} over {said['duration']}"
+            what = (
+                f"latest {said['latest']}"
+                if "latest" in said
+                else (f"{said['aggregate']} of {said['window']} over {said['duration']}")
             )
             by = ", ".join(view.keys.values())
             columns.append(dg.TableColumn(f"{view_name}__{name}", description=f"{what} of {view.source} by {by}"))
@@ -91,9 +93,7 @@ def table(rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dg.T
     return dg.MetadataValue.table([dg.TableRecord({k: "" if v is None else v for k, v in r.items()}) for r in kept])
 
 
-def partition_plot(
-    title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]
-) -> bytes:
+def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]) -> bytes:
     """PNG with one small panel per series over partitions; at most 30 kB."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -118,7 +118,9 @@ def partition_plot(
     return sink.getvalue()
 
 
-def plot_metadata(store: LocalStore, title: str, partitions: Sequence[str], **series: Sequence[float]) -> dict[str, Any]:
+def plot_metadata(
+    store: LocalStore, title: str, partitions: Sequence[str], **series: Sequence[float]
+) -> dict[str, Any]:
     """A plot by partition: stored as PNG under its digest, and shown inline when it is small."""
     image = partition_plot(title, partitions, {k.replace("_", " "): v for k, v in series.items()})
     blob = store.put_bytes(image, "image/png")

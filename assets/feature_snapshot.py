@@ -48,8 +48,7 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
         partitions_def=partitions_definition(partition),
         backfill_policy=dg.BackfillPolicy.single_run(),
         deps=[dg.AssetDep(k, partition_mapping=snapshot_dependency(spec, s)) for s, k in source_keys.items()],
-        automation_condition=dg.AutomationCondition.eager()
-        & dg.AutomationCondition.all_deps_blocking_checks_passed(),
+        automation_condition=dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed(),
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
@@ -93,7 +92,11 @@ def _progress_line(done: int, total: int, outcome: SnapshotOutcome) -> str:
 
 def _metadata(outcome: SnapshotOutcome) -> dict[str, Any]:
     snapshot = outcome.snapshot
-    facts: dict[str, Any] = {"status": outcome.status, "reason": outcome.reason, "dagster/partition_row_count": outcome.rows}
+    facts: dict[str, Any] = {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "dagster/partition_row_count": outcome.rows,
+    }
     facts |= {f"excluded/{reason}": count for reason, count in outcome.excluded.items()}
     if snapshot is not None:
         facts |= {
@@ -119,7 +122,11 @@ def _range_digest(outcomes: Sequence[SnapshotOutcome]) -> str:
     from trainer.blobs import digest_json
 
     digests = [o.snapshot.content_digest if o.snapshot else o.status for o in outcomes]
-    return digests[0] if len(digests) == 1 else digest_json([[o.partition, d] for o, d in zip(outcomes, digests, strict=True)])
+    return (
+        digests[0]
+        if len(digests) == 1
+        else digest_json([[o.partition, d] for o, d in zip(outcomes, digests, strict=True)])
+    )
 
 
 def _fail_when_unusable(outcomes: Sequence[SnapshotOutcome], alone: bool) -> None:

@@ -6,7 +6,12 @@ import dagster as dg
 
 from headway.declaration import PartitionSpec, PipelineSpec, SourceSpec, WindowFeature, duration_us
 
-_UNIT_US = {"hourly": 3_600_000_000, "daily": 86_400_000_000, "weekly": 7 * 86_400_000_000, "monthly": 28 * 86_400_000_000}
+_UNIT_US = {
+    "hourly": 3_600_000_000,
+    "daily": 86_400_000_000,
+    "weekly": 7 * 86_400_000_000,
+    "monthly": 28 * 86_400_000_000,
+}
 
 # Beyond this the UI and the daemon slow down; a declaration that needs more is cut too finely.
 MAX_PARTITIONS = 20_000

@@ -437,9 +437,10 @@ class PipelineSpec(Spec):
             if column not in source.columns:
                 raise ValueError(f"{where}.features.{feature}: {view.source} has no column {column!r}")
             if isinstance(f, WindowFeature) and f.aggregate not in _allowed_aggregates(source.columns[column].type):
+                kind = source.columns[column].type
                 raise ValueError(
-                    f"{where}.features.{feature}: {f.aggregate!r} of {source.columns[column].type} column {column!r} has "
-                    f"no meaning; allowed are {_allowed_aggregates(source.columns[column].type)}"
+                    f"{where}.features.{feature}: {f.aggregate!r} of {kind} column {column!r} has no meaning; "
+                    f"allowed are {_allowed_aggregates(kind)}"
                 )
             known_at = source.columns[column].known_at
             if view.available_time is not None and known_at != view.available_time:

@@ -34,9 +34,7 @@ def command(settings: Settings, reference: str, partitions: tuple[str, ...], as_
                 rows.append({"partition": partition, "problems": [f"no published snapshot: {why}"], "proof": None})
             else:
                 found = verify_snapshot(services, pipeline, state.snapshot)
-                rows.append(
-                    {"partition": partition, "problems": list(found.problems), "proof": found.proof.to_json()}
-                )
+                rows.append({"partition": partition, "problems": list(found.problems), "proof": found.proof.to_json()})
                 if not as_json:
                     click.echo(f"{partition}  {found.proof.sentence()}")
     broken = [r for r in rows if r["problems"]]

@@ -56,9 +56,7 @@ def pin_inputs(
     skipped: dict[str, tuple[str, ...]] = {}
     missing: list[str] = []
     for source, partitions in wanted.items():
-        current = services.catalog.current_many(
-            services.principal, dataset_id(spec.name, source), sorted(partitions)
-        )
+        current = services.catalog.current_many(services.principal, dataset_id(spec.name, source), sorted(partitions))
         status = {p: current[p].status if p in current else "missing" for p in sorted(partitions)}
         released[source] = tuple(current[p] for p, s in status.items() if s == "released")
         skipped[source] = tuple(p for p, s in status.items() if s in ("quarantined", "retired"))

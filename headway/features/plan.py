@@ -214,9 +214,7 @@ def _compile_view(spec: PipelineSpec, name: str, view: FeatureViewSpec) -> Compi
     return CompiledView(name, view, source, clock_of(source, view), spec.label.observation_time)
 
 
-def _latest_cells(
-    answer: kernel.Latest, column: pa.Array, origin: NDArray[np.int64], null: NDArray[np.bool_]
-) -> Cells:
+def _latest_cells(answer: kernel.Latest, column: pa.Array, origin: NDArray[np.int64], null: NDArray[np.bool_]) -> Cells:
     found = answer.row >= 0
     chosen = np.where(found, origin[answer.row] if len(origin) else -1, -1)
     reason = answer.reason.copy()

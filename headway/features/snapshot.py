@@ -108,9 +108,7 @@ class SnapshotBuilder:
             reason = "; ".join(_why(c) for c in checks if not c.passed)
             return self._refuse(partition, reason, tuple(names or failed), report, checks)
         snapshot = self._publish(partition, computed, proof, report, run_id)
-        return SnapshotOutcome(
-            partition, "published", "proved", snapshot, checks, len(labels), dict(labels.excluded)
-        )
+        return SnapshotOutcome(partition, "published", "proved", snapshot, checks, len(labels), dict(labels.excluded))
 
     def compute(self, labels: LabelRows, inputs: PinnedInputs) -> Computed:
         """Feature cells for label rows from pinned inputs."""
@@ -163,9 +161,7 @@ class SnapshotBuilder:
         return {s: fresh.rows(self._spec, s, v) for s, v in inputs.released.items()}
 
     def _checks(self, computed: Computed, proof: Proof) -> Iterator[SnapshotCheck]:
-        findings: list[Json] = [
-            {"feature": f.feature, "check": f.check, "cells": f.cells} for f in proof.findings
-        ]
+        findings: list[Json] = [{"feature": f.feature, "check": f.check, "cells": f.cells} for f in proof.findings]
         yield SnapshotCheck(
             "leakage_proof",
             proof.passed,
@@ -303,7 +299,9 @@ def _why(check: SnapshotCheck) -> str:
     if check.name == "leakage_proof":
         findings = check.detail["findings"]
         assert isinstance(findings, list)
-        return "leakage proof failed: " + ", ".join(f"{f['feature']} ({f['check']}, {f['cells']} cells)" for f in findings)
+        return "leakage proof failed: " + ", ".join(
+            f"{f['feature']} ({f['check']}, {f['cells']} cells)" for f in findings
+        )
     if check.name == "null_budget":
         return f"null budget exceeded: {check.detail['over_budget']}"
     return f"{check.name} failed: {dict(check.detail)}"
