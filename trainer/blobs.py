@@ -103,8 +103,10 @@ def _check_json(value: object, place: str) -> None:
 
 def _check_text(value: str, place: str) -> None:
     # A lone surrogate cannot be encoded, so two systems would disagree about its digest.
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise NotCanonical(f"{place}: {value!r:.120} holds a lone surrogate")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise NotCanonical(f"{place}: {value!r:.120} holds a lone surrogate") from None
 
 
 @dataclass(frozen=True)

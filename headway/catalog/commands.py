@@ -9,6 +9,7 @@ later call with the same arguments, after something else happened, is a new comm
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias, cast
 
 import sqlalchemy as sa
@@ -57,12 +58,12 @@ class Step:
 
     def insert(self, table: sa.Table, **values: object) -> None:
         """Insert one row of the tenant."""
-        self.connection.execute(sa.insert(table).values(tenant_id=self.tenant, **values))
+        self.connection.execute(_plain_insert(table), {"tenant_id": self.tenant, **values})
 
     def insert_once(self, table: sa.Table, **values: object) -> bool:
         """Insert one row of the tenant unless it is there; return whether it was inserted."""
-        statement = self.database.insert(table).values(tenant_id=self.tenant, **values).on_conflict_do_nothing()
-        return self.connection.execute(statement.returning(table.c.tenant_id)).first() is not None
+        statement = self.database.insert_once(table)
+        return self.connection.execute(statement, {"tenant_id": self.tenant, **values}).first() is not None
 
 
 class Runner:
@@ -123,6 +124,11 @@ class Runner:
             raise UnknownTenant(step.tenant)
 
 
+@cache
+def _plain_insert(table: sa.Table) -> sa.Insert:
+    return sa.insert(table)
+
+
 def next_seq(table: sa.Table, name: str, *conditions: sa.ColumnElement[bool]) -> "sa.ScalarSelect[int]":
     """Return 1 + the highest `name` among the rows of `table` that meet the conditions, as a subquery."""
     return sa.select(sa.func.coalesce(sa.func.max(table.c[name]), 0) + 1).where(*conditions).scalar_subquery()
@@ -160,27 +166,20 @@ def _claim(step: Step, command: Command) -> Document | None:
     )
     if mine:
         return None
-    stored = step.connection.execute(
-        sa.select(idempotency.c.fingerprint, idempotency.c.response).where(
-            idempotency.c.tenant_id == step.tenant, idempotency.c.key == step.key
-        )
-    ).one()
+    stored = step.connection.execute(_STORED, {"tenant": step.tenant, "command": step.key}).one()
     if stored.fingerprint != command.fingerprint:
         raise IdempotencyConflict(step.key, command.operation)
     return cast("Document", load(stored.response))
 
 
 def _record(step: Step, command: Command, answer: Document) -> None:
-    step.connection.execute(
-        sa.update(idempotency)
-        .where(idempotency.c.tenant_id == step.tenant, idempotency.c.key == step.key)
-        .values(status="done", response=dump(answer))
-    )
+    response = dump(answer)
+    step.connection.execute(_ANSWER, {"tenant": step.tenant, "command": step.key, "answer": response})
     # Readers of the outbox take the other side of this lock, so that they never pass a lower number still in flight.
     step.database.lock(step.connection, step.tenant, "outbox", shared=True)
-    step.insert(
+    _insert_counted(
+        step,
         audit,
-        **_counted(step, audit),
         actor=step.principal.actor,
         action=command.operation,
         resource=command.aggregate,
@@ -189,21 +188,36 @@ def _record(step: Step, command: Command, answer: Document) -> None:
         fingerprint=command.fingerprint,
         at=step.now,
     )
-    mine = (outbox.c.tenant_id == step.tenant, outbox.c.aggregate == command.aggregate)
-    step.insert(
+    own = {"tenant": step.tenant, "aggregate": command.aggregate}
+    _insert_counted(
+        step,
         outbox,
-        **_counted(step, outbox),
         aggregate=command.aggregate,
-        aggregate_seq=next_seq(outbox, "aggregate_seq", *mine),
+        aggregate_seq=step.connection.execute(_NEXT_OF_AGGREGATE, own).scalar_one(),
         topic=command.operation,
-        payload=dump(answer),
+        payload=response,
         command_key=step.key,
         at=step.now,
     )
 
 
-def _counted(step: Step, table: sa.Table) -> dict[str, object]:
+def _insert_counted(step: Step, table: sa.Table, **values: object) -> None:
     # PostgreSQL counts by a sequence; on SQLite the one writer counts, as a second key column cannot autoincrement.
-    if step.database.dialect == "postgresql":
-        return {}
-    return {"seq": next_seq(table, "seq", table.c.tenant_id == step.tenant)}
+    if step.database.dialect == "sqlite":
+        values["seq"] = step.connection.execute(_NEXT[table.name], {"tenant": step.tenant}).scalar_one()
+    step.insert(table, **values)
+
+
+_TENANT = sa.bindparam("tenant", type_=sa.Text)
+_MINE = (idempotency.c.tenant_id == _TENANT, idempotency.c.key == sa.bindparam("command", type_=sa.Text))
+_STORED = sa.select(idempotency.c.fingerprint, idempotency.c.response).where(*_MINE)
+_ANSWER = sa.update(idempotency).where(*_MINE).values(status="done", response=sa.bindparam("answer", type_=sa.Text))
+_NEXT = {table.name: sa.select(next_seq(table, "seq", table.c.tenant_id == _TENANT)) for table in (audit, outbox)}
+_NEXT_OF_AGGREGATE = sa.select(
+    next_seq(
+        outbox,
+        "aggregate_seq",
+        outbox.c.tenant_id == _TENANT,
+        outbox.c.aggregate == sa.bindparam("aggregate", type_=sa.Text),
+    )
+)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql.dml import ReturningInsert
 
 from headway.catalog.errors import CatalogBusy, CatalogUnavailable, UnsupportedDatabase
 
@@ -34,6 +36,9 @@ CONNECT_SECONDS = 10
 MIGRATION_SECONDS = 120.0
 
 _WRITER = "headway_writer"
+_TAKE = sa.text("SELECT pg_advisory_xact_lock(:number)")
+_TAKE_SHARED = sa.text("SELECT pg_advisory_xact_lock_shared(:number)")
+_SET_TENANT = sa.text("SELECT set_config('headway.tenant', :tenant, true)")
 _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _PG_BUSY = ("LockNotAvailable", "QueryCanceled", "DeadlockDetected", "IdleInTransactionSessionTimeout")
 
@@ -93,9 +98,12 @@ class Database:
             self.lock(connection, "", "schema")
             yield connection
 
-    def insert(self, table: sa.Table) -> "postgresql.Insert | sqlite.Insert":
-        """Return an INSERT that knows ON CONFLICT, in this database's dialect."""
-        return sqlite.insert(table) if self.dialect == "sqlite" else postgresql.insert(table)
+    def insert_once(self, table: sa.Table) -> "ReturningInsert[tuple[str]]":
+        """Return the INSERT that gives back the tenant of the inserted row, or no row when the row is there already.
+
+        The number of affected rows would not tell: psycopg's dialect reports -1 for it.
+        """
+        return _insert_once(self.dialect, table)
 
     def lock(self, connection: sa.Connection, tenant: str, name: str, *, shared: bool = False) -> None:
         """Hold `name` of `tenant` until the transaction ends, alone or shared with other sharers.
@@ -105,12 +113,11 @@ class Database:
         if self.dialect == "sqlite":
             return
         number = int.from_bytes(hashlib.sha256(f"{tenant}\0{name}".encode()).digest()[:8], "big", signed=True)
-        take = sa.func.pg_advisory_xact_lock_shared if shared else sa.func.pg_advisory_xact_lock
-        connection.execute(sa.select(take(sa.cast(number, sa.BigInteger))))
+        connection.execute(_TAKE_SHARED if shared else _TAKE, {"number": number})
 
     def _enter_tenant(self, connection: sa.Connection, tenant: str) -> None:
         if self.dialect == "postgresql":
-            connection.execute(sa.select(sa.func.set_config("headway.tenant", tenant, True)))
+            connection.execute(_SET_TENANT, {"tenant": tenant})
 
     @contextmanager
     def _transaction(self, operation: str, *, writer: bool) -> Iterator[sa.Connection]:
@@ -146,6 +153,12 @@ class Database:
             watch.cancel()
             watch.join()
             wire.close()
+
+
+@cache
+def _insert_once(dialect: str, table: sa.Table) -> "ReturningInsert[tuple[str]]":
+    plain = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return plain.on_conflict_do_nothing().returning(table.c.tenant_id)
 
 
 def _cut(wire: socket.socket) -> None:

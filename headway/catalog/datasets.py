@@ -157,23 +157,7 @@ def last_event(connection: sa.Connection, tenant: str, name: str, number: int) -
     Raises:
         UnknownVersion: there is no such version.
     """
-    row = connection.execute(
-        sa.select(
-            dataset_event.c.seq,
-            dataset_event.c.to_status,
-            dataset_event.c.reason,
-            dataset_event.c.suite_digest,
-            dataset_event.c.evidence,
-            dataset_event.c.evidence_digest,
-        )
-        .where(
-            dataset_event.c.tenant_id == tenant,
-            dataset_event.c.dataset_id == name,
-            dataset_event.c.version == number,
-        )
-        .order_by(dataset_event.c.seq.desc())
-        .limit(1)
-    ).first()
+    row = connection.execute(_LAST_EVENT, {"tenant": tenant, "dataset": name, "number": number}).first()
     if row is None:
         raise UnknownVersion(name, number)
     return Last(*row)
@@ -191,8 +175,7 @@ def read_version(connection: sa.Connection, tenant: str, name: str, number: int)
     Raises:
         UnknownVersion: there is no such version.
     """
-    statement = _versions(tenant, name).where(dataset_version.c.version == number)
-    row = connection.execute(statement).first()
+    row = connection.execute(_ONE_VERSION, {"tenant": tenant, "dataset": name, "number": number}).first()
     if row is None:
         raise UnknownVersion(name, number)
     return version_of_row(row)
@@ -200,32 +183,21 @@ def read_version(connection: sa.Connection, tenant: str, name: str, number: int)
 
 def read_versions(connection: sa.Connection, tenant: str, name: str, partition: str | None) -> list[DatasetVersion]:
     """Return the versions of a dataset, or of one partition of it, in order of their number."""
-    statement = _versions(tenant, name).order_by(dataset_version.c.version)
+    statement = _VERSIONS.order_by(dataset_version.c.version)
     if partition is not None:
         statement = statement.where(dataset_version.c.partition == partition)
-    return [version_of_row(row) for row in connection.execute(statement)]
+    return [version_of_row(row) for row in connection.execute(statement, {"tenant": tenant, "dataset": name})]
 
 
 def read_current(
     connection: sa.Connection, tenant: str, name: str, partitions: Sequence[str] | None
 ) -> dict[str, DatasetVersion]:
     """Return the current version of each partition that has one, in order of the partition."""
-    statement = (
-        _versions(tenant, name)
-        .join(
-            dataset_partition,
-            sa.and_(
-                dataset_partition.c.tenant_id == dataset_version.c.tenant_id,
-                dataset_partition.c.dataset_id == dataset_version.c.dataset_id,
-                dataset_partition.c.partition == dataset_version.c.partition,
-                dataset_partition.c.version == dataset_version.c.version,
-            ),
-        )
-        .order_by(dataset_version.c.version)
-    )
+    statement = _CURRENT
     if partitions is not None:
         statement = statement.where(dataset_version.c.partition.in_(list(partitions)))
-    found = {row.partition: version_of_row(row) for row in connection.execute(statement)}
+    rows = connection.execute(statement, {"tenant": tenant, "dataset": name})
+    found = {row.partition: version_of_row(row) for row in rows}
     return dict(sorted(found.items()))
 
 
@@ -249,7 +221,7 @@ def read_events(connection: sa.Connection, tenant: str, name: str, number: int |
     return [DatasetEvent(*row) for row in connection.execute(statement.order_by(columns.version, columns.seq))]
 
 
-def _versions(tenant: str, name: str) -> "sa.Select[Any]":
+def _versions() -> "sa.Select[Any]":
     later = dataset_event.alias("later")
     last = (
         sa.select(sa.func.max(later.c.seq))
@@ -278,8 +250,42 @@ def _versions(tenant: str, name: str) -> "sa.Select[Any]":
                 dataset_event.c.seq == last,
             ),
         )
-        .where(dataset_version.c.tenant_id == tenant, dataset_version.c.dataset_id == name)
+        .where(dataset_version.c.tenant_id == _TENANT, dataset_version.c.dataset_id == _DATASET)
     )
+
+
+# Built once: putting a statement together costs more than running it.
+_TENANT = sa.bindparam("tenant", type_=sa.Text)
+_DATASET = sa.bindparam("dataset", type_=sa.Text)
+_NUMBER = sa.bindparam("number", type_=sa.BigInteger)
+_VERSIONS = _versions()
+_ONE_VERSION = _VERSIONS.where(dataset_version.c.version == _NUMBER)
+_CURRENT = _VERSIONS.join(
+    dataset_partition,
+    sa.and_(
+        dataset_partition.c.tenant_id == dataset_version.c.tenant_id,
+        dataset_partition.c.dataset_id == dataset_version.c.dataset_id,
+        dataset_partition.c.partition == dataset_version.c.partition,
+        dataset_partition.c.version == dataset_version.c.version,
+    ),
+)
+_LAST_EVENT = (
+    sa.select(
+        dataset_event.c.seq,
+        dataset_event.c.to_status,
+        dataset_event.c.reason,
+        dataset_event.c.suite_digest,
+        dataset_event.c.evidence,
+        dataset_event.c.evidence_digest,
+    )
+    .where(
+        dataset_event.c.tenant_id == _TENANT,
+        dataset_event.c.dataset_id == _DATASET,
+        dataset_event.c.version == _NUMBER,
+    )
+    .order_by(dataset_event.c.seq.desc())
+    .limit(1)
+)
 
 
 def _partition(tenant: str, name: str, partition: str) -> tuple[sa.ColumnElement[bool], ...]:
