@@ -72,7 +72,6 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
         report_partitions(context, key, {o.partition: _metadata(o) for o in outcomes})
         _fail_when_unusable(outcomes, alone=not is_range(partitions))
         return dg.MaterializeResult(
-            metadata=guarded(_totals(outcomes)),
             data_version=dg.DataVersion(_range_digest(outcomes)),
             check_results=[_check(key, name, outcomes, platform) for name in CHECKS],
         )
@@ -108,13 +107,6 @@ def _metadata(outcome: SnapshotOutcome) -> dict[str, Any]:
             "verify": dg.MetadataValue.md(f"`headway snapshots verify {snapshot.snapshot_id}`"),
         }
     return guarded(facts)
-
-
-def _totals(outcomes: Sequence[SnapshotOutcome]) -> dict[str, Any]:
-    states = [o.status for o in outcomes]
-    return {"dagster/row_count": sum(o.rows for o in outcomes)} | {
-        f"partitions_{s}": states.count(s) for s in sorted(set(states))
-    }
 
 
 def _range_digest(outcomes: Sequence[SnapshotOutcome]) -> str:

@@ -205,11 +205,13 @@ def _descend(schema: dict[str, Any], node: dict[str, Any], key: object) -> Itera
     resolved = _resolve(schema, node)
     branches = [resolved, *resolved.get("anyOf", []), *resolved.get("oneOf", [])]
     for branch in (_resolve(schema, b) for b in branches):
-        if key in branch.get("properties", {}):
-            found = branch["properties"][key]
-            yield from [found, *found.get("anyOf", []), *found.get("oneOf", [])]
-        elif isinstance(branch.get("additionalProperties"), dict):
-            found = branch["additionalProperties"]
+        free = branch.get("additionalProperties")
+        values = (
+            [branch["properties"][key]]
+            if key in branch.get("properties", {})
+            else [*branch.get("patternProperties", {}).values(), *([free] if isinstance(free, dict) else [])]
+        )
+        for found in values:
             yield from [found, *found.get("anyOf", []), *found.get("oneOf", [])]
 
 

@@ -1,0 +1,154 @@
+"""Every fault of a declaration is one line with file, line, field and what would be right."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from support.pipelines import source, write_pipeline
+
+from headway.cli.main import main
+from headway.loading import DeclarationInvalid, load_pipeline
+
+READINGS = source(
+    {"meter": {"type": "string", "required": True}, "at": "timestamp", "kwh": "float64", "note": "string"},
+    row_id=["meter", "at"],
+    keys=["meter"],
+    event_time="at",
+    available_time="at",
+    partition={"column": "at", "start": "2026-01-01"},
+)
+
+Change = Callable[[dict], None]
+
+
+def _written(folder: Path, change: Change) -> Path:
+    write_pipeline(folder, READINGS, files={"data.csv": "meter,at,kwh,note\n", "labels.csv": ""})
+    document = yaml.safe_load((folder / "defs.yaml").read_text())
+    change(document["attributes"])
+    (folder / "defs.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return folder
+
+
+def _checked(folder: Path) -> Result:
+    return CliRunner().invoke(main, ["check", str(folder)])
+
+
+def _line_of(folder: Path, text: str) -> int:
+    lines = (folder / "defs.yaml").read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if text in line)
+
+
+def _view(attributes: dict, **changes: object) -> dict:
+    base = {
+        "source": "readings",
+        "keys": {"label_id": "meter"},
+        "boundary": "lt",
+        "features": {"sum": {"window": "kwh", "aggregate": "sum", "duration": "1d"}},
+    }
+    attributes["features"]["views"]["own"] = base | changes
+    return base
+
+
+def test_a_sound_declaration_is_said_to_be_sound(tmp_path: Path) -> None:
+    result = _checked(_written(tmp_path / "p", lambda a: None))
+    assert result.exit_code == 0, result.output
+    assert "2 sources, 1 feature views, 1 features; nothing wrong" in result.output
+
+
+def test_unknown_field_is_named_with_line_and_allowed_values(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "p", lambda a: a["sources"]["readings"].update(rowid=["meter"]))
+    result = _checked(folder)
+    assert result.exit_code == 1
+    assert f"defs.yaml:{_line_of(folder, 'rowid:')}: sources.readings.rowid" in result.output
+    assert "'row_id'" in result.output
+
+
+def test_two_faults_are_both_reported(tmp_path: Path) -> None:
+    def break_two(attributes: dict) -> None:
+        attributes["owner"] = "nobody"
+        attributes["sources"]["readings"]["partition"]["cadence"] = "fortnightly"
+
+    folder = _written(tmp_path / "p", break_two)
+    with pytest.raises(DeclarationInvalid) as caught:
+        load_pipeline(folder)
+    assert {p.field for p in caught.value.problems} == {"owner", "sources.readings.partition.cadence"}
+    assert {p.line for p in caught.value.problems} == {_line_of(folder, "owner:"), _line_of(folder, "cadence:")}
+    assert "'hourly', 'daily', 'weekly' or 'monthly'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: _view(a) and a["features"]["views"]["own"].update(lookback="0h"), "should match pattern"),
+        (lambda a: a["sources"]["readings"].update(sequence="note"), "sequence 'note' is string; it must be int64"),
+        (lambda a: a["sources"]["readings"].update(row_id=["kwh"]), "is a float and cannot be part of a key"),
+        (lambda a: a["sources"]["readings"].pop("available_time"), "sources.readings.available_time: is required"),
+        (lambda a: a["sources"]["readings"].update(keys=["nometer"]), "column 'nometer' is not declared"),
+        (
+            lambda a: a["sources"]["readings"]["partition"].update(cadence="hourly", zone="America/Los_Angeles"),
+            "repeat or skip an hour when clocks change; use UTC",
+        ),
+        (
+            lambda a: a["sources"]["readings"].update(available_time="at", event_time="at", transform="code.gone"),
+            "declares the file's own columns under `raw`",
+        ),
+        (lambda a: a["sources"]["readings"].pop("quality"), "sources.readings.quality: is required"),
+        (lambda a: a["label"].update(target="gone"), "column 'gone' is not in labels"),
+        (lambda a: _view(a, features={"last": {"latest": "kwh"}}), "needs a lookback"),
+        (lambda a: _view(a, keys={"label_id": "note"}), "'note' is not a key of readings; keys are ['meter']"),
+        (
+            lambda a: _view(a, features={"m": {"window": "note", "aggregate": "mean", "duration": "1d"}}),
+            "'mean' of string column 'note' has no meaning",
+        ),
+        (lambda a: a["label"].update(carry=["target"]), "are known after the observation"),
+    ],
+)
+def test_impossible_combinations_are_refused_in_words(tmp_path: Path, change: Change, said: str) -> None:
+    result = _checked(_written(tmp_path / "p", change))
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_view_with_its_own_clock_may_not_read_what_is_known_later(tmp_path: Path) -> None:
+    def two_clocks(attributes: dict) -> None:
+        columns = attributes["sources"]["readings"]["columns"]
+        columns["left"] = {"type": "timestamp"}
+        attributes["sources"]["readings"]["partition"].update(before="1d", after="1d")
+        _view(attributes, event_time="left", available_time="left")
+
+    result = _checked(_written(tmp_path / "p", two_clocks))
+    assert result.exit_code == 1
+    assert "reading it would look ahead" in result.output
+
+
+def test_a_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    folder = _written(tmp_path / "p", lambda a: None)
+    text = (folder / "defs.yaml").read_text()
+    (folder / "defs.yaml").write_text(text + "  owner: team:other\n")
+    result = _checked(folder)
+    assert result.exit_code == 1
+    assert f"defs.yaml:{len(text.splitlines()) + 1}: attributes.owner: is written twice" in result.output
+
+
+def test_missing_python_and_suite_are_named(tmp_path: Path) -> None:
+    def refer(attributes: dict) -> None:
+        readings = attributes["sources"]["readings"]
+        readings.update(raw=dict(readings["columns"]), transform="sources.canonical")
+
+    folder = _written(tmp_path / "p", refer)
+    (folder / "labels.suite.json").unlink()
+    result = _checked(folder)
+    assert "there is no sources.py beside defs.yaml" in result.output
+    assert "there is no labels.suite.json beside defs.yaml" in result.output
+    (folder / "sources.py").write_text("def other():\n    pass\n")
+    assert "no function 'sources.canonical'; found ['other']" in _checked(folder).output
+
+
+def test_an_unknown_pipeline_names_the_known_ones() -> None:
+    result = CliRunner().invoke(main, ["snapshots", "list", "--pipeline", "no_such"])
+    assert result.exit_code == 2
+    assert "no pipeline 'no_such'" in result.output
+    assert "flight_delay" in result.output
