@@ -128,13 +128,19 @@ class Database:
             with (
                 self.engine.connect() as connection,
                 self._answered(connection),
-                connection.execution_options(**{_WRITER: writer}).begin(),
+                connection.execution_options(**self._options(writer=writer)).begin(),
             ):
                 yield connection
         except DBAPIError as error:
             raise _meaning(error, operation) from error
         except PoolTimeout as error:
             raise CatalogBusy(operation, f"no connection became free within {LOCK_SECONDS} s") from error
+
+    def _options(self, *, writer: bool) -> dict[str, Any]:
+        if self.dialect == "sqlite" or writer:
+            return {_WRITER: writer}
+        # A read of several statements sees one state, as it does on SQLite.
+        return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
     @contextmanager
     def _answered(self, connection: sa.Connection) -> Iterator[None]:
