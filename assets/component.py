@@ -15,7 +15,7 @@ from headway.loading import from_spec
 
 
 class PipelineScaffolder(dg.Scaffolder[Any]):
-    """Writes a small commented pipeline that loads as it stands: `dg scaffold defs assets.component.ModelPipeline x`."""
+    """Writes a small commented pipeline that loads as it stands (`dg scaffold defs assets.component.ModelPipeline x`)."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write `defs.yaml`, a suite and an example file into the target folder."""
@@ -79,7 +79,8 @@ _EXAMPLE = {
               keys: [person]                      # what it may be looked up by
               event_time: bought_at               # when it happened
               available_time: bought_at           # when we could know: a column, or {delay: 1h, reason: ...}
-              partition: {column: asked_at, cadence: daily, start: "2026-01-05", end: "2026-01-07", before: 1h, after: 2d}
+              # before and after: how far an event may lie from the partition column's time; it decides what is read
+              partition: {column: asked_at, start: "2026-01-05", end: "2026-01-07", before: 1h, after: 2d}
               quality: {suite: visits.suite.json, max_quarantined_share: 0.0}
           label:
             source: visits

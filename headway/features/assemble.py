@@ -11,10 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from headway.datasets.digest import digest_of_rows, row_digests
 from headway.declaration import PipelineSpec
 from headway.features.kernel import Reason, collapse
 from headway.features.labels import LabelRows
 from headway.features.plan import Cells
+from trainer.blobs import digest_json
 
 _REASONS = pa.array([r.name.lower() for r in Reason])
 
@@ -87,6 +89,12 @@ def cells_of(spec: PipelineSpec, table: pa.Table) -> dict[str, Cells]:
 def reason_names(reasons: NDArray[np.int8]) -> pa.Array:
     """Reason codes as text, dictionary-encoded."""
     return pa.DictionaryArray.from_arrays(pa.array(reasons, pa.int8()), _REASONS).cast(pa.string())
+
+
+def table_digest(table: pa.Table) -> str:
+    """Content digest of stored values: names, types and rows, whatever their order or the file that holds them."""
+    schema = digest_json([[f.name, str(f.type)] for f in sorted(table.schema, key=lambda f: f.name)])
+    return digest_of_rows(row_digests(table), schema)
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

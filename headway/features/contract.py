@@ -29,7 +29,7 @@ def contract_digest(pipeline: Pipeline) -> str:
 
 
 def code_digest(pipeline: Pipeline) -> str:
-    """Digest of the code that computes features: the pipeline's feature functions and the platform's feature modules."""
+    """Digest of the code that computes features: the pipeline's functions and the platform's feature modules."""
     functions = [d.function for d in pipeline.spec.features.derived.values()]
     functions += [c.function for c in pipeline.spec.features.custom.values()]
     modules = sorted({f.partition(".")[0] for f in functions})

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headway.catalog import DatasetVersion, SnapshotInput
-from headway.datasets.naming import dataset_id
-from headway.datasets.rows import empty_rows, load_rows
+from headway.datasets.rows import dataset_name, load_rows
+from headway.datasets.schema import arrow_schema
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.services import Services
@@ -56,7 +56,7 @@ def pin_inputs(
     skipped: dict[str, tuple[str, ...]] = {}
     missing: list[str] = []
     for source, partitions in wanted.items():
-        current = services.catalog.current_many(services.principal, dataset_id(spec.name, source), sorted(partitions))
+        current = services.catalog.current_many(services.principal, dataset_name(spec.name, source), sorted(partitions))
         status = {p: current[p].status if p in current else "missing" for p in sorted(partitions)}
         released[source] = tuple(current[p] for p, s in status.items() if s == "released")
         skipped[source] = tuple(p for p, s in status.items() if s in ("quarantined", "retired"))
@@ -83,17 +83,17 @@ class RowReader:
 
     def rows(self, spec: PipelineSpec, source: str, versions: Sequence[DatasetVersion]) -> pa.Table:
         """Rows of several versions of one source together."""
-        tables = [t for t in (self._table(spec, source, v) for v in versions) if t.num_rows]
+        tables = [t for t in (self._table(v) for v in versions) if t.num_rows]
         if not tables:
-            return empty_rows(spec.sources[source])
+            return arrow_schema(spec.sources[source]).empty_table()
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
-    def _table(self, spec: PipelineSpec, source: str, version: DatasetVersion) -> pa.Table:
+    def _table(self, version: DatasetVersion) -> pa.Table:
         key = (version.dataset, version.version, version.evidence_digest or "")
         if key in self._tables:
             self._tables[key] = self._tables.pop(key)
             return self._tables[key]
-        table = load_rows(self._services, version, spec.sources[source])
+        table = load_rows(self._services, version)
         if self._keep:
             self._tables[key] = table
             while len(self._tables) > self._keep:

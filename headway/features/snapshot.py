@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from headway.artifacts.manifest import manifest_entry, put_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSetFacts, FeatureSetVersion, FeatureSnapshot, SnapshotFacts
-from headway.datasets.digest import table_digest
-from headway.datasets.naming import dataset_id
 from headway.datasets.partitions import PartitionScheme
 from headway.declaration import PipelineSpec, duration_us
 from headway.errors import HeadwayError
-from headway.features.assemble import details_table, null_shares, parquet_bytes, values_table
+from headway.features.assemble import details_table, null_shares, parquet_bytes, table_digest, values_table
 from headway.features.contract import code_digest, contract, contract_digest
 from headway.features.inputs import PinnedInputs, RowReader, pin_inputs
 from headway.features.kernel.encode import instants
@@ -26,6 +24,7 @@ from headway.features.labels import LabelRows, label_rows
 from headway.features.plan import Cells, FeaturePlan, compile_plan
 from headway.features.proof import Proof, prove
 from headway.features.reach import Interval, event_interval, memory, partitions_in_reach
+from headway.features.refusal import QUARANTINED, record_refusal
 from headway.loading import Pipeline
 from headway.services import Services
 from trainer.blobs import Json, Manifest, canonical_json
@@ -79,6 +78,9 @@ class SnapshotBuilder:
         self._plan = plan or compile_plan(pipeline)
         self._reader = RowReader(services, keep=_TABLES_KEPT)
         self._feature_set: FeatureSetVersion | None = None
+        declared = self._spec.sources[self._spec.label.source].partition
+        assert declared is not None
+        self._scheme = PartitionScheme.from_spec(declared)
 
     def build(self, partition: str, run_id: str | None = None) -> SnapshotOutcome:
         """Publish the partition's snapshot, or record by name why it is refused.
@@ -90,10 +92,11 @@ class SnapshotBuilder:
         return _timed(outcome, perf_counter() - started)
 
     def _build(self, partition: str, run_id: str | None) -> SnapshotOutcome:
+        self._scheme.require_closed([partition], self._services.catalog.clock)
         labels, inputs = self._pin(partition)
         blocking = self._blocking(partition, inputs)
         if blocking:
-            return self._refuse(partition, "input quarantined", blocking, None, ())
+            return self._refuse(partition, QUARANTINED, blocking, None, ())
         assert labels is not None
         known = self._published(partition, inputs)
         if known is not None:
@@ -195,9 +198,7 @@ class SnapshotBuilder:
         checks: tuple[SnapshotCheck, ...],
     ) -> SnapshotOutcome:
         evidence = None if report is None else report.digest
-        self._services.catalog.refuse_snapshot(
-            self._services.principal, None, self._spec.name, partition, reason, blocking, evidence
-        )
+        record_refusal(self._services, self._spec, partition, reason, blocking, evidence)
         return SnapshotOutcome(partition, "refused", f"{reason}: {', '.join(blocking)}", None, checks)
 
     def _publish(
@@ -237,6 +238,7 @@ class SnapshotBuilder:
                 run_id=run_id,
                 blobs=(values, detail, report, manifest),
                 metadata={
+                    "window": list(self._scheme.window(partition)),
                     "skipped_inputs": {s: list(p) for s, p in computed.inputs.skipped.items()},
                     "incomplete": {v: int(f.sum()) for v, f in computed.incomplete.items()},
                     "null_shares": null_shares(self._spec, computed.cells),
@@ -290,11 +292,6 @@ def incomplete_flags(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs
     return flags
 
 
-def snapshot_datasets(spec: PipelineSpec) -> dict[str, str]:
-    """Catalog dataset of every source of a pipeline."""
-    return {s: dataset_id(spec.name, s) for s in spec.sources}
-
-
 def _why(check: SnapshotCheck) -> str:
     if check.name == "leakage_proof":
         findings = check.detail["findings"]
@@ -308,8 +305,6 @@ def _why(check: SnapshotCheck) -> str:
 
 
 def _timed(outcome: SnapshotOutcome, seconds: float) -> SnapshotOutcome:
-    from dataclasses import replace
-
     return replace(outcome, seconds=seconds)
 
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headway.catalog import DatasetVersion, FeatureSnapshot
-from headway.datasets.digest import table_digest
-from headway.datasets.naming import source_of
 from headway.errors import HeadwayError
-from headway.features.assemble import cells_of
+from headway.features.assemble import cells_of, table_digest
 from headway.features.contract import code_digest, contract_digest
 from headway.features.inputs import PinnedInputs, RowReader
 from headway.features.labels import label_rows
@@ -67,9 +65,7 @@ def verify_snapshot(services: Services, pipeline: Pipeline, snapshot: FeatureSna
 
 
 def _require_same_code(services: Services, pipeline: Pipeline, snapshot: FeatureSnapshot) -> None:
-    version = services.catalog.feature_set_version(
-        services.principal, snapshot.feature_set, snapshot.feature_set_version
-    )
+    version = services.catalog.feature_set(services.principal, snapshot.feature_set, snapshot.feature_set_version)
     for what, recorded, here in (
         ("contract", version.contract_digest, contract_digest(pipeline)),
         ("code", version.code_digest, code_digest(pipeline)),
@@ -85,7 +81,7 @@ def _pinned(services: Services, snapshot: FeatureSnapshot) -> PinnedInputs:
     released: dict[str, list[DatasetVersion]] = {}
     for item in snapshot.inputs:
         version = services.catalog.version(services.principal, item.dataset, item.version)
-        released.setdefault(source_of(item.dataset), []).append(version)
+        released.setdefault(item.dataset.partition("/")[2], []).append(version)
     skipped = snapshot.metadata.get("skipped_inputs")
     left_out = {str(s): tuple(map(str, p)) for s, p in skipped.items()} if isinstance(skipped, dict) else {}
     return PinnedInputs({s: tuple(v) for s, v in released.items()}, left_out)

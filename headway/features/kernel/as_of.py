@@ -15,6 +15,7 @@ from headway.features.kernel.columns import (
     checked_rows,
     each_worker,
     flags,
+    share,
     workers,
 )
 from headway.features.kernel.types import (
@@ -124,7 +125,7 @@ def in_time_order(observations: Observations, groups: int, boundary: Boundary) -
     index = order.group_indices(observations.key, observations.valid, offsets)
     sorted_q = np.empty(len(index), np.int64)
     count = workers()
-    owner = order.assign(np.diff(offsets), count)
+    owner = share(np.diff(offsets), count)
     each_worker(count, lambda w: order.sort_observations(index, q, offsets, owner, w, sorted_q))
     return Asked(index, sorted_q, offsets)
 
@@ -148,7 +149,7 @@ def supersession(columns: Columns) -> tuple[NDArray[np.int64], bool]:
     index = order.group_indices(codes, NO_FLAGS, offsets)
     end = np.full(len(codes), np.iinfo(np.int64).max, np.int64)
     count = workers()
-    owner = order.assign(np.where(sizes > 1, sizes, 0), count)
+    owner = share(np.where(sizes > 1, sizes, 0), count)
     moved = [False] * count
 
     def run(worker: int) -> None:
@@ -176,7 +177,7 @@ def refuse_ties(columns: Columns, groups: int, skip: NDArray[np.bool_], end: NDA
     offsets = order.group_offsets(columns.key, NO_FLAGS, groups)
     index = order.group_indices(columns.key, NO_FLAGS, offsets)
     count = workers()
-    owner = order.assign(np.diff(offsets), count)
+    owner = share(np.diff(offsets), count)
     found = np.full((count, 3), groups, np.int64)
 
     def run(worker: int) -> None:
@@ -229,7 +230,7 @@ def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -
         )
 
     each_worker(count, put)
-    owner = order.assign(np.diff(asked.offsets), count)
+    owner = share(np.diff(asked.offsets), count)
 
     def carry(worker: int) -> None:
         loops.spread(asked.offsets, owner, worker, columns.sequence, columns.row_id, best, skipped)
@@ -254,7 +255,7 @@ def choose_by_sweep(
     offsets = order.group_offsets(columns.key, NO_FLAGS, groups)
     index = order.group_indices(columns.key, NO_FLAGS, offsets)
     count = workers()
-    owner = order.assign(np.diff(offsets) + np.diff(asked.offsets), count)
+    owner = share(np.diff(offsets) + np.diff(asked.offsets), count)
 
     def run(worker: int) -> None:
         loops.sweep(
@@ -293,7 +294,10 @@ def answers(
 
     m = len(observations)
     out = Latest(
-        np.full(m, -1, np.int64), np.zeros(m, np.int64), np.zeros(m, np.bool_), unanswered(observations, Reason.NO_ENTITY)
+        np.full(m, -1, np.int64),
+        np.zeros(m, np.int64),
+        np.zeros(m, np.bool_),
+        unanswered(observations, Reason.NO_ENTITY),
     )
     count = workers()
     edges = np.linspace(0, len(asked), count + 1).astype(np.int64)
@@ -334,5 +338,3 @@ def unanswered(observations: Observations, otherwise: Reason) -> NDArray[np.int8
         reason[~observations.valid] = Reason.BAD_OBSERVATION_TIME
     reason[observations.key == -1] = Reason.NULL_KEY
     return reason
-
-

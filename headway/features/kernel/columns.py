@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.features.kernel.types import KernelInputError, Observations, Rows
+
+Column = TypeVar("Column", NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_])
 
 ROW_LIMIT = 2**31 - 1
 NO_INTS = np.empty(0, np.int64)
@@ -44,6 +47,13 @@ def each_worker(count: int, task: Callable[[int], object]) -> None:
         return
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(task, range(count)))
+
+
+def share(cost: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Share groups of the given costs out to `count` workers; the worker of each group."""
+    from headway.features.kernel import compiled_order as order
+
+    return order.hand_out(cost, np.argsort(cost, kind="stable"), count)
 
 
 def checked_rows(rows: Rows, groups: int) -> Columns:
@@ -81,7 +91,7 @@ def integers(name: str, array: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     check_length(name, array, n)
     if array.dtype != np.int64:
         raise KernelInputError(f"{name} has dtype {array.dtype}, needed is int64")
-    return np.ascontiguousarray(array)
+    return lent(array)
 
 
 def flags(name: str, array: NDArray[np.bool_], n: int, *, empty_when: bool = False) -> NDArray[np.bool_]:
@@ -93,7 +103,25 @@ def flags(name: str, array: NDArray[np.bool_], n: int, *, empty_when: bool = Fal
         says_nothing = n == 0 or bool(array[0]) is empty_when
     else:
         says_nothing = bool(array.all()) if empty_when else not array.any()
-    return NO_FLAGS if says_nothing else np.ascontiguousarray(array)
+    return NO_FLAGS if says_nothing else lent(array)
+
+
+class Lent:
+    """Memory of a read-only array under numpy's array interface, declared writable."""
+
+    def __init__(self, array: Column) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def lent(array: Column) -> Column:
+    """The array as one contiguous block that claims to be writable, without a copy where it is contiguous.
+
+    Arrow hands out read-only memory, which to the compiler is another type and costs a second compilation. The
+    compiled loops write to no input.
+    """
+    block = np.ascontiguousarray(array)
+    return block if block.flags.writeable else cast("Column", np.asarray(Lent(block)))
 
 
 def is_constant(array: NDArray[np.int64] | NDArray[np.bool_]) -> bool:

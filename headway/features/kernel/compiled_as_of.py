@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from headway.features.kernel.compiled_order import sort_by_columns, sort_pairs
-from headway.features.kernel.jit import Codes, Flags, Indices, Ints, compiled
+from headway.features.kernel.jit import Codes, Flags, Indices, Ints, compiled, inner
 
 HIT = 0
 NO_ENTITY = 1
@@ -86,15 +86,32 @@ def place(
         if j + 1 == BUFFER:
             lo = start + s * stretch
             hi = min(lo + stretch + 1, stop)
-            serve(row[s], code[s], event[s], available[s], BUFFER, sequence, row_id, skip, q, offsets, lo, hi, best, skipped)
+            serve(
+                row[s],
+                code[s],
+                event[s],
+                available[s],
+                size[s],
+                sequence,
+                row_id,
+                skip,
+                q,
+                offsets,
+                lo,
+                hi,
+                best,
+                skipped,
+            )
             size[s] = 0
     for s in range(STRETCHES):
         lo = start + s * stretch
         hi = min(lo + stretch + 1, stop)
-        serve(row[s], code[s], event[s], available[s], size[s], sequence, row_id, skip, q, offsets, lo, hi, best, skipped)
+        serve(
+            row[s], code[s], event[s], available[s], size[s], sequence, row_id, skip, q, offsets, lo, hi, best, skipped
+        )
 
 
-@compiled
+@inner
 def serve(
     row: Indices,
     code: Indices,
@@ -148,7 +165,7 @@ def serve(
                 best[p, 2] = a
 
 
-@compiled
+@inner
 def greater(
     event: int, available: int, row: int, event2: int, available2: int, row2: int, sequence: Ints, row_id: Ints
 ) -> bool:
@@ -163,9 +180,7 @@ def greater(
 
 
 @compiled
-def spread(
-    offsets: Ints, owner: Ints, worker: int, sequence: Ints, row_id: Ints, best: Ints, skipped: Flags
-) -> None:
+def spread(offsets: Ints, owner: Ints, worker: int, sequence: Ints, row_id: Ints, best: Ints, skipped: Flags) -> None:
     """Carry the greatest row (and the mark of a skipped one) forward to the later observations of each group."""
     for g in range(owner.shape[0]):
         if owner[g] != worker:
@@ -249,7 +264,7 @@ def answer(
     return absent
 
 
-@compiled
+@inner
 def older(event: int, time: int, lookback: int) -> bool:
     """True when event < time - lookback, without overflow."""
     if time < FIRST + lookback:
@@ -300,7 +315,7 @@ def sweep(
         for i in range(n):
             by_start[i] = i
             keys[i] = max(event_time[rows[i]], available_time[rows[i]])
-        sort_pairs(keys, by_start, 0, n, keys2, scratch)
+        sort_pairs(keys, by_start, np.int64(0), n, keys2, scratch)
         size = 0
         started = 0
         happened = 0
@@ -332,7 +347,7 @@ def sweep(
                     absence[p] = NOT_YET_AVAILABLE if happened > started else BEFORE_FIRST
 
 
-@compiled
+@inner
 def push(heap: Indices, size: int, rank: int) -> None:
     """Add a rank to the max-heap heap[:size]."""
     i = size
@@ -345,7 +360,7 @@ def push(heap: Indices, size: int, rank: int) -> None:
     heap[i] = rank
 
 
-@compiled
+@inner
 def pop(heap: Indices, size: int) -> None:
     """Drop the greatest rank; `size` is the size that remains."""
     rank = heap[size]

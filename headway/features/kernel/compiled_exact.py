@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from headway.features.kernel.jit import Flags, Floats, Ints, compiled
+from headway.features.kernel.jit import Flags, Floats, Ints, compiled, inner
 
 BITS = 30
 MASK = (1 << BITS) - 1
@@ -58,7 +58,7 @@ def limbs_needed(low: int, high: int) -> int:
     return (high - low + GROWTH) // BITS + 4
 
 
-@compiled
+@inner
 def add(total: Ints, bits: int, low: int) -> None:
     """Add one float64 (as its bits) to the sum whose unit is 2**low."""
     m = bits & FRACTION
@@ -85,7 +85,7 @@ def add(total: Ints, bits: int, low: int) -> None:
         total[j + 2] += top >> BITS
 
 
-@compiled
+@inner
 def add_square(total: Ints, bits: int, low: int, sign: int) -> None:
     """Add the exact square of one float64, times sign, to the sum whose unit is 2**(2 low)."""
     m = bits & FRACTION
@@ -114,7 +114,7 @@ def add_square(total: Ints, bits: int, low: int, sign: int) -> None:
             part += top * top
 
 
-@compiled
+@inner
 def settle(total: Ints, digits: Ints) -> bool:
     """Write the magnitude of the sum as digits of 30 bits; True when the sum is negative."""
     carry = 0
@@ -133,7 +133,7 @@ def settle(total: Ints, digits: Ints) -> bool:
     return True
 
 
-@compiled
+@inner
 def rounded(digits: Ints) -> tuple[float, int]:
     """The digits as m * 2**e with m an integer of at most 53 bits, rounded half to even; (0.0, 0) for nothing."""
     top = digits.shape[0] - 1
@@ -166,7 +166,7 @@ def rounded(digits: Ints) -> tuple[float, int]:
     return float(m), e + extra
 
 
-@compiled
+@inner
 def value_of(total: Ints, low: int, digits: Ints) -> float:
     """The sum as the nearest float64 (ties to even); `digits` is scratch of the same length."""
     negative = settle(total, digits)
@@ -175,7 +175,7 @@ def value_of(total: Ints, low: int, digits: Ints) -> float:
     return -value if negative else value
 
 
-@compiled
+@inner
 def deviation(total: Ints, squares: Ints, count: int, low: int, digits: Ints, squared: Ints, spread: Ints) -> float:
     """Sample standard deviation from exact sums: n * sum(x^2) - sum(x)^2 is exact, then three roundings.
 

@@ -1,13 +1,14 @@
 """Compiled grouping and sorting. Imported on first use only, since it brings numba.
 
-Columns that are constant are passed as empty arrays and skipped.
+Columns that are constant are passed as empty arrays and skipped. A plain `0` as an argument would be a type of its
+own to the compiler and cost a second compilation, hence `np.int64(0)`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from headway.features.kernel.jit import Flags, Indices, Ints, compiled
+from headway.features.kernel.jit import Flags, Indices, Ints, compiled, inner
 
 RUN = 16
 
@@ -39,22 +40,22 @@ def group_indices(key: Ints, valid: Flags, offsets: Ints) -> Indices:
 
 
 @compiled
-def assign(cost: Ints, workers: int) -> Ints:
-    """Worker of each group: the dearest first, each to the worker with the least so far."""
+def hand_out(cost: Ints, order: Ints, workers: int) -> Ints:
+    """Worker of each group: the dearest first (the end of `order`), each to the worker with the least so far."""
     load = np.zeros(workers, np.int64)
     owner = np.zeros(cost.shape[0], np.int64)
-    order = np.argsort(cost)
     for j in range(cost.shape[0] - 1, -1, -1):
         g = order[j]
-        if cost[g] == 0:
-            break
-        w = np.argmin(load)
-        owner[g] = w
-        load[w] += cost[g]
+        least = 0
+        for w in range(1, workers):
+            if load[w] < load[least]:
+                least = w
+        owner[g] = least
+        load[least] += cost[g]
     return owner
 
 
-@compiled
+@inner
 def sort_pairs(keys: Ints, index: Indices, start: int, stop: int, keys2: Ints, index2: Indices) -> None:
     """Stable merge sort of keys[start:stop] carrying index along; keys2 and index2 are scratch of the same shape."""
     for lo in range(start, stop, RUN):
@@ -100,7 +101,7 @@ def sort_pairs(keys: Ints, index: Indices, start: int, stop: int, keys2: Ints, i
         width *= 2
 
 
-@compiled
+@inner
 def sort_by_columns(
     index: Indices, n: int, c0: Ints, c1: Ints, c2: Ints, c3: Ints, keys: Ints, keys2: Ints, index2: Indices
 ) -> None:
@@ -110,7 +111,7 @@ def sort_by_columns(
     """
     for i in range(n):
         keys[i] = c0[index[i]]
-    sort_pairs(keys, index, 0, n, keys2, index2)
+    sort_pairs(keys, index, np.int64(0), n, keys2, index2)
     for level in range(1, 4):
         column = c1 if level == 1 else (c2 if level == 2 else c3)
         if column.shape[0] == 0:
@@ -136,9 +137,7 @@ def sort_by_columns(
 
 
 @compiled
-def sort_observations(
-    index: Indices, q: Ints, offsets: Ints, owner: Ints, worker: int, sorted_q: Ints
-) -> None:
+def sort_observations(index: Indices, q: Ints, offsets: Ints, owner: Ints, worker: int, sorted_q: Ints) -> None:
     """Sort each of the worker's groups of observations by instant; sorted_q gets the instants in that order."""
     longest = 0
     for g in range(owner.shape[0]):
@@ -156,7 +155,7 @@ def sort_observations(
         for i in range(n):
             rows[i] = index[lo + i]
             keys[i] = q[rows[i]]
-        sort_pairs(keys, rows, 0, n, keys2, rows2)
+        sort_pairs(keys, rows, np.int64(0), n, keys2, rows2)
         for i in range(n):
             index[lo + i] = rows[i]
             sorted_q[lo + i] = keys[i]

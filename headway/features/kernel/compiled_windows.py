@@ -14,7 +14,7 @@ import numpy as np
 
 from headway.features.kernel.compiled_exact import add, add_square, deviation, value_of
 from headway.features.kernel.compiled_order import sort_by_columns, sort_pairs
-from headway.features.kernel.jit import Codes, Flags, Floats, Indices, Ints, compiled
+from headway.features.kernel.jit import Codes, Flags, Floats, Indices, Ints, compiled, inner
 
 NEVER = np.iinfo(np.int64).max
 FIRST = np.iinfo(np.int64).min
@@ -114,25 +114,23 @@ def aggregate(
         visits = window_rows(event, n, q, time, index, offsets[g], offsets[g + 1], durations, lower)
         if want_distinct and visits > distinct_limit:
             return visits
-        tree = path == TREE or (
-            path == AUTO and not want_distinct and visits > 30 * n + 150 * m * durations.shape[0]
-        )
+        tree = path == TREE or (path == AUTO and not want_distinct and visits > 30 * n + 150 * m * durations.shape[0])
         superseded = False
         for i in range(n):
             live[i] = False
             superseded = superseded or until[i] != NEVER
-        leaving = 0
+        leaving = np.int64(0)
         if tree:
             for i in range(n):
                 keys[i] = known[i]
                 rows[i] = i
-            sort_pairs(keys, rows, 0, n, keys2, rows2)
+            sort_pairs(keys, rows, np.int64(0), n, keys2, rows2)
             arrivals = rows[:n].copy()
-            leaving = n if superseded else 0
+            leaving = n if superseded else np.int64(0)
             for i in range(leaving):
                 keys[i] = until[i]
                 rows[i] = i
-            sort_pairs(keys, rows, 0, leaving, keys2, rows2)
+            sort_pairs(keys, rows, np.int64(0), leaving, keys2, rows2)
         else:
             arrivals = rows[:0].copy()
         departures = rows[:leaving].copy()
@@ -155,13 +153,13 @@ def aggregate(
                 upper += 1
             while came < arrivals.shape[0] and known[arrivals[came]] <= now:
                 insert(
-                    arrivals[came], bases, shift, live, value, bits, missing, low,
+                    np.int64(arrivals[came]), bases, shift, live, value, bits, missing, low,
                     node_state, node_extremes, node_total, node_squares,
                 )  # fmt: skip
                 came += 1
             while left < leaving and until[departures[left]] <= now:
                 remove(
-                    departures[left], n, bases, shift, live, value, bits, missing, low,
+                    np.int64(departures[left]), n, bases, shift, live, value, bits, missing, low,
                     node_state, node_extremes, node_total, node_squares,
                 )  # fmt: skip
                 left += 1
@@ -204,7 +202,7 @@ def aggregate(
                     if slots[LAST] >= 0:
                         out[slots[LAST], d, o] = value[state[LAST_VALUE]]
                     if want_distinct:
-                        k = 0
+                        k = np.int64(0)
                         for rank in range(lower[d], upper):
                             if known[rank] <= now and now < until[rank] and not missing[rank]:
                                 keys[k] = bits[rank]
@@ -213,7 +211,7 @@ def aggregate(
     return 0
 
 
-@compiled
+@inner
 def candidates(
     rows: Indices,
     n: int,
@@ -256,13 +254,13 @@ def candidates(
     return k
 
 
-@compiled
+@inner
 def window_edge(time: int, duration: int) -> int:
     """time - duration, not below the least int64."""
     return time - duration if time >= FIRST + duration else FIRST
 
 
-@compiled
+@inner
 def window_rows(
     event: Ints, n: int, q: Ints, time: Ints, index: Indices, start: int, stop: int, durations: Ints, lower: Ints
 ) -> int:
@@ -281,17 +279,17 @@ def window_rows(
     return visits
 
 
-@compiled
+@inner
 def distinct(keys: Ints, n: int, keys2: Ints, rows: Indices, rows2: Indices) -> int:
     """Number of different entries in keys[:n], which are left sorted; the rest is scratch."""
-    sort_pairs(keys, rows, 0, n, keys2, rows2)
+    sort_pairs(keys, rows, np.int64(0), n, keys2, rows2)
     different = min(n, 1)
     for i in range(1, n):
         different += 1 if keys[i] != keys[i - 1] else 0
     return different
 
 
-@compiled
+@inner
 def clear(state: Ints, extremes: Floats) -> None:
     """The state of no rows."""
     state[COUNT] = 0
@@ -303,7 +301,7 @@ def clear(state: Ints, extremes: Floats) -> None:
     extremes[1] = -np.inf
 
 
-@compiled
+@inner
 def visit(
     rank: int,
     value: Floats,
@@ -328,10 +326,10 @@ def visit(
     if total.shape[0] > 0:
         add(total, bits[rank], low)
     if squares.shape[0] > 0:
-        add_square(squares, bits[rank], low, 1)
+        add_square(squares, bits[rank], low, np.int64(1))
 
 
-@compiled
+@inner
 def level_bases(n: int, shift: int) -> Ints:
     """Index of the first node of each level above the n leaves, and the number of nodes at the end."""
     bases = np.zeros(16, np.int64)
@@ -344,7 +342,7 @@ def level_bases(n: int, shift: int) -> Ints:
     return bases[: levels + 1]
 
 
-@compiled
+@inner
 def insert(
     rank: int,
     bases: Ints,
@@ -378,7 +376,7 @@ def insert(
         )
 
 
-@compiled
+@inner
 def remove(
     rank: int,
     n: int,
@@ -418,10 +416,10 @@ def remove(
             if node_total.shape[1] > 0:
                 add(node_total[node], bits[rank] ^ SIGN, low)
             if node_squares.shape[1] > 0:
-                add_square(node_squares[node], bits[rank], low, -1)
+                add_square(node_squares[node], bits[rank], low, np.int64(-1))
 
 
-@compiled
+@inner
 def merge(part: Ints, part_extremes: Floats, state: Ints, extremes: Floats) -> None:
     """Take the state of disjoint versions into another."""
     state[COUNT] += part[COUNT]
@@ -433,7 +431,7 @@ def merge(part: Ints, part_extremes: Floats, state: Ints, extremes: Floats) -> N
     extremes[1] = max(extremes[1], part_extremes[1])
 
 
-@compiled
+@inner
 def query(
     start: int,
     stop: int,
@@ -473,7 +471,7 @@ def query(
         stop >>= shift
 
 
-@compiled
+@inner
 def gather(
     at: int,
     level: int,

@@ -21,3 +21,8 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F) -> F:
     """Compile on first call, keep the machine code on disk, and release the interpreter's lock while it runs."""
     return cast("F", njit(cache=True, nogil=True)(function))
+
+
+def inner(function: F) -> F:
+    """Like `compiled`, for functions that only compiled ones call: without the entry from Python, built much faster."""
+    return cast("F", njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))

@@ -17,6 +17,8 @@ from headway.features.kernel.columns import (
     checked_rows,
     each_worker,
     flags,
+    lent,
+    share,
     workers,
 )
 from headway.features.kernel.types import (
@@ -90,7 +92,7 @@ def window(
         asked_of,
         asked,
         end,
-        np.ascontiguousarray(values),
+        lent(values),
         flags("null", null, len(rows)),
         groups,
         np.array(durations, np.int64),
@@ -174,7 +176,7 @@ def compute(
     index = order.group_indices(columns.key, NO_FLAGS, offsets)
     asked_for = np.diff(asked.offsets)
     count = workers()
-    owner = order.assign(np.where(asked_for > 0, np.diff(offsets) + asked_for, 0), count)
+    owner = share(np.where(asked_for > 0, np.diff(offsets) + asked_for, 0), count)
     beyond = [0] * count
 
     def run(worker: int) -> None:

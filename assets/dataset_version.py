@@ -1,0 +1,244 @@
+"""Stage `dataset_version`: raw files to validated, immutable versions, one asset per source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from assets.describe import column_schema, guarded, plot_metadata, table
+from assets.keys import dataset_key
+from assets.partitions import partitions_definition
+from assets.runs import asked_partitions, report_partitions
+from headway.declaration import SourceSpec
+from headway.loading import Pipeline
+from headway.processes import die_with_parent
+from resources.platform import Platform
+
+if TYPE_CHECKING:
+    from headway.datasets.ingest import IngestOutcome
+
+CHECKS = {
+    "quality": "The suite beside the pipeline, evaluated by Great Expectations; failing rows go to quarantine.",
+    "schema_contract": "Every declared column is there with its type; undeclared columns are reported.",
+    "privacy": "Personal columns are treated as declared before anything is stored.",
+}
+
+
+def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinition:
+    """The dataset asset of one source."""
+    spec = pipeline.spec
+    declared = spec.sources[source]
+    key = dataset_key(spec.name, source)
+
+    @dg.asset(
+        key=key,
+        group_name=spec.name,
+        description=declared.description or f"Versions of `{source}`.",
+        owners=[spec.owner],
+        kinds={declared.format.type, "parquet"},
+        tags={"headway/stage": "dataset_version", "headway/privacy": declared.privacy.disposition},
+        code_version=_code_version(pipeline, declared),
+        partitions_def=partitions_definition(declared.partition) if declared.partition else None,
+        backfill_policy=dg.BackfillPolicy.single_run() if declared.partition else None,
+        deps=[dataset_key(spec.name, other) for other in declared.lookups],
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
+        ],
+        metadata={
+            "dagster/column_schema": column_schema(declared.columns),
+            "dagster/table_name": f"{spec.name}.{source}",
+        },
+    )
+    def dataset_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult[Any]:
+        from headway.datasets.ingest import ingest
+
+        die_with_parent()
+        partitions = asked_partitions(context)
+        outcomes = _without_values(
+            lambda: ingest(
+                platform.services(),
+                pipeline,
+                source,
+                partitions,
+                run_id=context.run.run_id,
+                progress=lambda o, done, total: context.log.info(_progress_line(o, done, total)),
+            )
+        )
+        _refuse_dependent_snapshots(platform, pipeline, source, outcomes)
+        _fail_when_missing(context, key, outcomes)
+        report_partitions(context, key, {o.partition: _metadata(o) for o in outcomes})
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(_range_digest(outcomes)),
+            check_results=[_check(key, name, declared, outcomes, platform) for name in CHECKS],
+        )
+
+    return dataset_version
+
+
+def _code_version(pipeline: Pipeline, declared: SourceSpec) -> str:
+    """Digest of what decides the rows: the declaration of the source and the file of its transform."""
+    from trainer.blobs import digest_json
+
+    code = ""
+    if declared.transform is not None:
+        code = (pipeline.folder / f"{declared.transform.partition('.')[0]}.py").read_text(encoding="utf-8")
+    return digest_json({"declared": declared.model_dump(mode="json"), "code": code})[7:19]
+
+
+def _without_values(work: Callable[[], list[IngestOutcome]]) -> list[IngestOutcome]:
+    """Run the ingest; a refusal reaches Dagster's log without the offending value."""
+    from headway.datasets.refusal import DeliveryRefused
+
+    try:
+        return work()
+    except DeliveryRefused as refusal:
+        raise dg.Failure(
+            f"{refusal.redacted()}. The value is withheld here; `headway datasets canonical` shows it.",
+            allow_retries=False,
+        ) from None
+
+
+def _progress_line(outcome: IngestOutcome, done: int, total: int) -> str:
+    return (
+        f"{done}/{total} {outcome.partition or outcome.dataset} {outcome.status}: {outcome.rows} rows, "
+        f"{outcome.rows_quarantined} quarantined in {outcome.seconds:.2f} s"
+    )
+
+
+def _refuse_dependent_snapshots(
+    platform: Platform, pipeline: Pipeline, source: str, outcomes: Sequence[IngestOutcome]
+) -> None:
+    """Label rows in quarantine mean that there is no snapshot: recorded now, however the snapshot is launched later."""
+    from headway.features.refusal import refuse_quarantined_labels
+
+    if source == pipeline.spec.label.source:
+        bad = [
+            o.partition for o in outcomes if o.version is not None and o.version.status in ("quarantined", "retired")
+        ]
+        refuse_quarantined_labels(platform.services(), pipeline.spec, bad)
+
+
+def _fail_when_missing(context: dg.AssetExecutionContext, key: dg.AssetKey, outcomes: Sequence[IngestOutcome]) -> None:
+    """Fail the step when a partition has no version; its neighbours' versions are reported before."""
+    failed = [o for o in outcomes if o.status == "failed"]
+    if not failed:
+        return
+    for outcome in outcomes:
+        if outcome.status != "failed":
+            context.log_event(
+                dg.AssetMaterialization(key, partition=outcome.partition or None, metadata=_metadata(outcome))
+            )
+    shown = "; ".join(o.error.redacted() if hasattr(o.error, "redacted") else o.reason for o in failed[:10])
+    raise dg.Failure(f"{len(failed)} of {len(outcomes)} partitions have no version: {shown}", allow_retries=False)
+
+
+def _metadata(outcome: IngestOutcome) -> dict[str, Any]:
+    version = outcome.version
+    assert version is not None
+    facts: dict[str, Any] = {
+        "status": version.status,
+        "outcome": outcome.status,
+        "reason": outcome.reason,
+        "version": version.version,
+        "dagster/partition_row_count" if outcome.partition else "dagster/row_count": outcome.rows,
+        "rows_rejected": outcome.rows_rejected,
+        "rows_quarantined": outcome.rows_quarantined,
+        "exact_duplicates": outcome.exact_duplicates,
+        "content_digest": version.content_digest,
+        "stored_bytes": outcome.stored_bytes,
+        "suite_digest": outcome.suite_digest or "",
+        "seconds": round(outcome.seconds, 3),
+    }
+    for name, interval in (("event_time", outcome.event_times), ("window", outcome.window)):
+        if interval is not None:
+            facts |= {f"{name}/first": _instant(interval[0]), f"{name}/last": _instant(interval[1])}
+    return guarded(facts)
+
+
+def _instant(moment: int) -> str:
+    from headway.datasets.zones import iso
+
+    return iso(moment)
+
+
+def _range_digest(outcomes: Sequence[IngestOutcome]) -> str:
+    """One partition: its content digest. A range: Dagster stamps one version on all, so the digest of all digests."""
+    from trainer.blobs import digest_json
+
+    digests = [o.version.content_digest for o in outcomes if o.version is not None]
+    return digests[0] if len(digests) == 1 else digest_json(digests)
+
+
+def _check(
+    key: dg.AssetKey, name: str, declared: SourceSpec, outcomes: Sequence[IngestOutcome], platform: Platform
+) -> dg.AssetCheckResult:
+    if name == "quality":
+        return _quality(key, declared, outcomes, platform)
+    drift = sorted({line for o in outcomes for line in o.drift})
+    detail: dict[str, Any] = {"partitions": len(outcomes)}
+    if name == "schema_contract":
+        # The step ends before this when a declared column is missing or has another type.
+        detail |= {"columns": len(declared.columns), "undeclared": dg.MetadataValue.json(drift)}
+        text = f"{len(drift)} undeclared columns" if drift else "all columns as declared"
+    else:
+        treated = declared.privacy.personal
+        detail |= {"disposition": declared.privacy.disposition, "treated": dg.MetadataValue.json(dict(treated))}
+        text = f"{len(treated)} personal columns treated before storing"
+    return dg.AssetCheckResult(asset_key=key, check_name=name, passed=True, description=text, metadata=detail)
+
+
+def _quality(
+    key: dg.AssetKey, declared: SourceSpec, outcomes: Sequence[IngestOutcome], platform: Platform
+) -> dg.AssetCheckResult:
+    """One result for all partitions of the step, with a table by partition and, for a range, a plot.
+
+    Alone, a quarantined partition fails the check; in a range only more of them than declared do.
+    """
+    bad = [o.partition for o in outcomes if o.version is not None and o.version.status != "released"]
+    limit = declared.quality.max_quarantined_partitions if len(outcomes) > 1 else 0.0
+    metadata: dict[str, Any] = {
+        "partitions": len(outcomes),
+        "partitions_not_released": len(bad),
+        "rows": sum(o.rows for o in outcomes),
+        "rows_rejected": sum(o.rows_rejected for o in outcomes),
+        "rows_quarantined": sum(o.rows_quarantined for o in outcomes),
+        "expectations": sum(len(o.expectations) for o in outcomes),
+        "by_partition": table([_row(o) for o in outcomes]),
+    }
+    if len(outcomes) == 1:
+        metadata["expectations_table"] = table([{k: _cell(v) for k, v in e.items()} for e in outcomes[0].expectations])
+    else:
+        metadata |= plot_metadata(
+            platform.store(),
+            "Rows, quarantined rows and nulls by partition",
+            [o.partition for o in outcomes],
+            rows=[o.rows for o in outcomes],
+            quarantined_rows=[o.rows_quarantined for o in outcomes],
+            null_cells=[o.null_cells for o in outcomes],
+        )
+    shown = ", ".join(filter(None, bad[:10]))
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name="quality",
+        passed=len(bad) <= limit * len(outcomes),
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"{len(bad)} of {len(outcomes)} partitions not released {shown}".strip(),
+        metadata=guarded(metadata),
+    )
+
+
+def _row(outcome: IngestOutcome) -> dict[str, str | int | float | bool | None]:
+    status = outcome.version.status if outcome.version is not None else outcome.status
+    return {
+        "partition": outcome.partition,
+        "status": status,
+        "rows": outcome.rows,
+        "quarantined": outcome.rows_quarantined,
+        "reason": outcome.reason[:80],
+    }
+
+
+def _cell(value: object) -> str | int | float | bool | None:
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

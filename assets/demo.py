@@ -1,0 +1,253 @@
+"""`make demo`: a year of flights to proven feature snapshots, executed by Dagster, with progress and a summary.
+
+The job runs in a child process; this one watches the catalog, so what it prints is what is committed. Both end with
+the terminal that started them, and a run that was killed is closed and continued by the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.home import Settings, load_settings, write_dagster_instance
+from headway.loading import Pipeline, load_pipeline
+from headway.processes import die_with_parent
+from headway.services import Services, open_services
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+PIPELINE = "flight_delay"
+RUN_TAG = "headway/demo"
+_LINE_EVERY_S = 5.0
+
+
+def main() -> int:
+    """Run or watch the demo; the exit status is 0 when every partition ended as it should."""
+    arguments = _arguments()
+    die_with_parent()
+    settings = load_settings()
+    write_dagster_instance(settings)
+    os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
+    os.environ["HEADWAY_HOME"] = str(settings.home)
+    pipeline = load_pipeline(PIPELINE)
+    partitions = _partitions(pipeline, arguments.first, arguments.last)
+    if arguments.execute:
+        return _execute(pipeline, partitions)
+    with _only_one(settings.home / "demo.lock"):
+        return _watch(settings, pipeline, partitions, arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--first", help="first partition, for instance 2013-01-01 (default: the year's first)")
+    parser.add_argument("--last", help="last partition (default: the year's last)")
+    parser.add_argument("--execute", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _partitions(pipeline: Pipeline, first: str | None, last: str | None) -> list[str]:
+    from headway.datasets.partitions import PartitionScheme
+
+    declared = pipeline.spec.sources[pipeline.spec.label.source].partition
+    assert declared is not None
+    keys = PartitionScheme.from_spec(declared).keys()
+    return [k for k in keys if (first or keys[0]) <= k <= (last or keys[-1])]
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold the demo's lock; it is given back by the system even when the holder is killed."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"error: another demo is running on {path.parent}; wait for it or set HEADWAY_HOME elsewhere")
+        yield
+
+
+# --- the child: Dagster executes ----------------------------------------------------------------------------------
+
+
+def _execute(pipeline: Pipeline, partitions: Sequence[str]) -> int:
+    """Execute all assets: whole tables and the partition range in one run."""
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as instance:
+        _close_dead_runs(instance)
+        job = dg.reconstructable(pipeline_job)
+        result = dg.execute_job(
+            job,
+            instance=instance,
+            tags={
+                RUN_TAG: pipeline.name,
+                "dagster/asset_partition_range_start": partitions[0],
+                "dagster/asset_partition_range_end": partitions[-1],
+            },
+        )
+        return 0 if result.success else 1
+
+
+def pipeline_job() -> dg.JobDefinition:
+    """All assets of the code location as one job, two steps at a time."""
+    import dagster as dg
+
+    from assets.definitions import defs
+
+    selection = dg.AssetSelection.groups(PIPELINE)
+    job = dg.define_asset_job(
+        PIPELINE, selection=selection, executor_def=dg.multiprocess_executor.configured({"max_concurrent": 2})
+    )
+    return dg.Definitions.merge(defs(), dg.Definitions(jobs=[job])).resolve_job_def(PIPELINE)
+
+
+def _close_dead_runs(instance: dg.DagsterInstance) -> None:
+    """Runs of an earlier demo that was killed are still shown as running: the lock says that nobody executes them."""
+    import dagster as dg
+
+    unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
+    for run in instance.get_runs(dg.RunsFilter(tags={RUN_TAG: PIPELINE}, statuses=unfinished)):
+        instance.report_run_failed(run, "The process that executed this run was killed; the next demo run continued.")
+
+
+# --- the parent: watch, then sum up -------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """What is committed so far, and the most memory that the child and its children held together."""
+
+    started: float = field(default_factory=time.monotonic)
+    peak_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Elapsed wall time."""
+        return time.monotonic() - self.started
+
+
+def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], arguments: argparse.Namespace) -> int:
+    log = settings.home / "demo.log"
+    watch = Watch()
+    command = [sys.executable, "-m", "assets.demo", "--execute"]
+    command += [a for name in ("first", "last") if (v := getattr(arguments, name)) for a in (f"--{name}", v)]
+    print(f"{pipeline.name}: {len(partitions)} partitions, {partitions[0]} to {partitions[-1]}; log: {log}", flush=True)
+    with open_services(settings) as services, log.open("wb") as output:
+        before = _committed(services, pipeline, partitions)
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        shown = 0.0
+        while child.poll() is None:
+            time.sleep(0.5)
+            watch.peak_bytes = max(watch.peak_bytes, _resident_bytes(child.pid))
+            if watch.seconds - shown >= _LINE_EVERY_S:
+                shown = watch.seconds
+                _print_progress(services, pipeline, partitions, watch)
+        return _summary(services, pipeline, partitions, watch, before, child.returncode, log)
+
+
+def _committed(services: Services, pipeline: Pipeline, partitions: Sequence[str]) -> dict[str, int]:
+    """Partitions with a settled version or a snapshot, by stage."""
+    from headway.datasets.rows import dataset_name
+
+    found: dict[str, int] = {}
+    for name, source in pipeline.spec.sources.items():
+        wanted = [""] if source.partition is None else list(partitions)
+        versions = services.catalog.current_many(services.principal, dataset_name(pipeline.name, name), wanted)
+        found[name] = sum(v.status in ("released", "quarantined") for v in versions.values())
+    states = services.catalog.current_snapshots(services.principal, pipeline.name, list(partitions))
+    found["snapshots"] = len(states)
+    return found
+
+
+def _print_progress(services: Services, pipeline: Pipeline, partitions: Sequence[str], watch: Watch) -> None:
+    done = _committed(services, pipeline, partitions)
+    parts = [f"{name} {count}/{_wanted(pipeline, partitions, name)}" for name, count in done.items()]
+    rate = sum(done.values()) / max(1.0, watch.seconds)
+    print(f"[{watch.seconds:5.0f} s] {'  '.join(parts)}  ({rate:.1f} partitions/s)", flush=True)
+
+
+def _wanted(pipeline: Pipeline, partitions: Sequence[str], name: str) -> int:
+    source = pipeline.spec.sources.get(name)
+    return 1 if source is not None and source.partition is None else len(partitions)
+
+
+def _summary(
+    services: Services,
+    pipeline: Pipeline,
+    partitions: Sequence[str],
+    watch: Watch,
+    before: dict[str, int],
+    status: int,
+    log: Path,
+) -> int:
+    from headway.datasets.rows import dataset_name
+
+    if status != 0:
+        print(f"error: the Dagster run failed after {watch.seconds:.0f} s; the last lines of {log}:", file=sys.stderr)
+        print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+        return 1
+    print()
+    for name, source in pipeline.spec.sources.items():
+        wanted = [""] if source.partition is None else list(partitions)
+        found = services.catalog.current_many(services.principal, dataset_name(pipeline.name, name), wanted)
+        states = [v.status for v in found.values()]
+        rows = sum(v.rows for v in found.values())
+        quarantined = sum(v.evidence.quarantined_rows for v in found.values() if v.evidence)
+        empty = sum(v.reason == "no_data_published" for v in found.values())
+        print(
+            f"{name:<10} {states.count('released'):>4} released, {states.count('quarantined')} quarantined versions; "
+            f"{rows:>8,} rows, {quarantined} in quarantine" + (f"; {empty} empty as published" if empty else "")
+        )
+    snapshots = services.catalog.current_snapshots(services.principal, pipeline.name, list(partitions))
+    published = {p: s.snapshot for p, s in snapshots.items() if s.status == "published" and s.snapshot is not None}
+    excluded: dict[str, int] = {}
+    for snapshot in published.values():
+        for reason, count in snapshot.excluded.items():
+            excluded[reason] = excluded.get(reason, 0) + count
+    print(
+        f"{'snapshots':<10} {len(published):>4} published, each with its leakage proof, "
+        f"{len(partitions) - len(published)} refused; {sum(s.rows for s in published.values()):>8,} label rows; "
+        f"left out: {', '.join(f'{n:,} {r}' for r, n in sorted(excluded.items())) or 'none'}"
+    )
+    unchanged = before == _committed(services, pipeline, partitions) and len(published) == len(partitions)
+    print(
+        f"\n{'everything is up to date' if unchanged else 'done'} after {watch.seconds:.0f} s; "
+        f"peak memory {watch.peak_bytes / 2**30:.1f} GiB\n"
+        "look at it:            make ui      (then open http://127.0.0.1:3000)\n"
+        f"check one snapshot:    .venv/bin/headway snapshots verify {next(iter(published.values())).snapshot_id}"
+        if published
+        else "no snapshot was published"
+    )
+    return 0 if published else 1
+
+
+def _resident_bytes(root: int) -> int:
+    """Resident memory of a process and all its descendants, from /proc; 0 where there is none."""
+    children: dict[int, list[int]] = {}
+    pages: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            pages[int(entry.name)] = int((entry / "statm").read_text().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    total, pending = 0, [root]
+    while pending:
+        process = pending.pop()
+        total += pages.get(process, 0)
+        pending += children.get(process, [])
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
