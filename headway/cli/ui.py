@@ -71,15 +71,18 @@ def serve(settings: Settings, port: int) -> None:
     workspace = ["-w", str(ROOT / "workspace.yaml")]
     with ExitStack() as stack:
         stack.enter_context(_only_one(home / "ui.lock"))
-        webserver = ["dagster-webserver", "-h", HOST, "-p", str(port), "--log-level", "warning", *workspace]
-        daemon = ["dagster-daemon", "run", "--log-level", "warning", *workspace]
-        running = [stack.enter_context(_running(command, environ)) for command in (webserver, daemon)]
-        url = f"http://{HOST}:{port}"
         click.echo(f"starting Dagster with the state in {settings.home}")
-        _wait_until_ready(url, running)
+        url = f"http://{HOST}:{port}"
+        webserver = stack.enter_context(
+            _running(["dagster-webserver", "-h", HOST, "-p", str(port), "--log-level", "warning", *workspace], environ)
+        )
+        # In turn: on a new home both would create Dagster's tables, and one of them would fail.
+        _wait_until_ready(url, webserver)
+        daemon = stack.enter_context(_running(["dagster-daemon", "run", "--log-level", "warning", *workspace], environ))
         click.echo(f"Dagster UI: {url} (Ctrl-C stops it)")
         while True:
-            _refuse_ended(running)
+            _refuse_ended(webserver)
+            _refuse_ended(daemon)
             time.sleep(POLL_SECONDS)
 
 
@@ -139,10 +142,10 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _wait_until_ready(url: str, running: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _wait_until_ready(url: str, webserver: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
-        _refuse_ended(running)
+        _refuse_ended(webserver)
         try:
             with urllib.request.urlopen(f"{url}/server_info", timeout=5):
                 return
@@ -151,11 +154,10 @@ def _wait_until_ready(url: str, running: Sequence["subprocess.Popen[bytes]"]) ->
     raise ProcessEnded(f"the webserver did not answer on {url} within {READY_SECONDS} s", "read its messages above")
 
 
-def _refuse_ended(running: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for process in running:
-        if process.poll() is not None:
-            name = Path(str(process.args[0])).name if isinstance(process.args, list) else str(process.args)
-            raise ProcessEnded(f"{name} ended with code {process.returncode}", "read its messages above")
+def _refuse_ended(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is not None:
+        name = Path(str(process.args[0])).name if isinstance(process.args, list) else str(process.args)
+        raise ProcessEnded(f"{name} ended with code {process.returncode}", "read its messages above")
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
