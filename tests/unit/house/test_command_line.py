@@ -121,14 +121,25 @@ def drop_a_trigger(database: Path) -> None:
     connection.close()
 
 
-def test_feature_cases_print_results_and_exit_1_when_one_fails(tmp_path: Path) -> None:
-    cases = json.loads((ROOT / "tests" / "cases" / "point_in_time.json").read_text())
-    right = tmp_path / "right.json"
-    right.write_text(json.dumps(cases))
-    done = invoke("features", "cases", str(right), "--json")
+@pytest.mark.parametrize("name", ["point_in_time.json", "windows.json"])
+def test_feature_cases_pass_and_print_every_result(name: str) -> None:
+    done = invoke("features", "cases", f"tests/cases/{name}", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert all(set(case) == {"name", "passed", "results"} and case["passed"] for case in report["cases"])
+    expected = json.loads((ROOT / "tests" / "cases" / name).read_text())["cases"]
+    report = json.loads(done.stdout)["cases"]
+    assert [case["name"] for case in report] == [case["name"] for case in expected]
+    assert all(set(case) == {"name", "passed", "results"} and case["passed"] for case in report)
+
+
+def test_a_case_that_fails_is_named_and_exits_1(tmp_path: Path) -> None:
+    cases = json.loads((ROOT / "tests" / "cases" / "point_in_time.json").read_text())
+    cases["cases"][0]["expected"][0]["value"] += 1.0
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps(cases))
+    done = invoke("features", "cases", str(wrong))
+    assert done.returncode == 1
+    assert f"FAILED  {cases['cases'][0]['name']}" in done.stdout
+    assert f"{len(cases['cases'])} cases run, 1 failed" in done.stdout
 
 
 def test_a_missing_cases_file_is_a_usage_error() -> None:
