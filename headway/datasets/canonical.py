@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headway.datasets.arrow import compute as pc
 from headway.datasets.schema import arrow_schema
 from headway.datasets.text import ARROW_TYPES
 from headway.declaration import SourceSpec
@@ -117,4 +117,6 @@ def _not_composed(column: pa.ChunkedArray, name: str) -> list[RowFault]:
 def _hashed(column: pa.ChunkedArray, scope: str) -> pa.ChunkedArray:
     texts = column.unique().to_pylist()
     digests = [None if t is None else hashlib.sha256(f"{scope}\0{t}".encode()).hexdigest() for t in texts]
-    return pa.chunked_array([pa.array(digests, pa.string()).take(pc.index_in(column, pa.array(texts, pa.string())).combine_chunks())])
+    return pa.chunked_array(
+        [pa.array(digests, pa.string()).take(pc.index_in(column, pa.array(texts, pa.string())).combine_chunks())]
+    )

@@ -6,7 +6,7 @@ strict mode, which decides what is wrong and where. Both give the same columns.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -124,7 +124,9 @@ def _fast_columns(text: str, width: int, form: CsvFormat) -> tuple[pa.StringArra
         table = pyarrow.csv.read_csv(
             pa.py_buffer(body),
             read_options=pyarrow.csv.ReadOptions(column_names=names, skip_rows=1, block_size=16 << 20),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=form.delimiter, quote_char=False, ignore_empty_lines=False),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=form.delimiter, quote_char=False, ignore_empty_lines=False
+            ),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), null_values=[], strings_can_be_null=False
             ),
@@ -168,10 +170,12 @@ def _not_readable(error: csv.Error, file: str, row: int) -> DeliveryRefused:
         return DeliveryRefused(
             file, "ends inside a quoted text: the file is truncated", "deliver the file again, whole", row=row
         )
-    return DeliveryRefused(file, f"cannot be read: {error}", "mend the quoting, or declare the quote character", row=row)
+    return DeliveryRefused(
+        file, f"cannot be read: {error}", "mend the quoting, or declare the quote character", row=row
+    )
 
 
-def _reader(text: str, form: CsvFormat) -> "csv._reader":  # pyright: ignore[reportPrivateUsage]
+def _reader(text: str, form: CsvFormat) -> Iterator[list[str]]:
     csv.field_size_limit(_FIELD_LIMIT)
     return csv.reader(
         io.StringIO(text, newline=""), delimiter=form.delimiter, quotechar=form.quote, doublequote=True, strict=True

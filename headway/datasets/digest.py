@@ -16,9 +16,9 @@ import hashlib
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headway.datasets.arrow import compute as pc
 from headway.datasets.schema import schema_hash
 from headway.declaration import SourceSpec
 
@@ -48,7 +48,7 @@ def row_digests(table: pa.Table) -> list[bytes]:
         part = table.slice(start, _CHUNK)
         encoded = np.concatenate([_cells(part.column(name)) for name in names], axis=1)
         width = encoded.shape[1]
-        data = memoryview(np.ascontiguousarray(encoded)).cast("B")
+        data = encoded.tobytes()
         found += [hashlib.sha256(data[i * width : (i + 1) * width]).digest() for i in range(len(encoded))]
     return found
 

@@ -65,8 +65,11 @@ def expand(paths: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_"))) \
-            if path.is_dir() else [path]
+        inside = (
+            sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")))
+            if path.is_dir()
+            else [path]
+        )
         if not inside or not all(p.is_file() for p in inside):
             raise SourceMissing(f"{path} holds no file" if path.is_dir() else f"no file {path}", "give existing files")
         found += inside

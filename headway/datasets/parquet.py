@@ -4,9 +4,9 @@ import io
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headway.datasets.arrow import compute as pc
 from headway.datasets.refusal import DeliveryRefused
 from headway.datasets.text import ARROW_TYPES, TIMESTAMP, CellFault, CellForm, Parsed, localize
 
@@ -25,7 +25,9 @@ def read_parquet(data: bytes, file: str) -> pa.Table:
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             places = " and ".join(str(i + 1) for i, n in enumerate(names) if n == twice)
-            raise DeliveryRefused(file, f"the column name {twice!r} is written twice, as columns {places}", "rename one")
+            raise DeliveryRefused(
+                file, f"the column name {twice!r} is written twice, as columns {places}", "rename one"
+            )
         return reader.read()
     except (pa.ArrowInvalid, OSError) as error:
         raise DeliveryRefused(file, "is no whole Parquet file; it may be truncated", "deliver it again") from error
@@ -113,9 +115,9 @@ def _timestamp(values: pa.Array, form: CellForm, file: str) -> Parsed:
     return Parsed(pa.array(times, mask=~ok).cast(pa.timestamp("us")).cast(TIMESTAMP), faults)
 
 
-def _microseconds(ticks: "np.ndarray[tuple[int], np.dtype[np.int64]]", unit: str) -> tuple[
-    "np.ndarray[tuple[int], np.dtype[np.int64]]", list[CellFault]
-]:
+def _microseconds(
+    ticks: "np.ndarray[tuple[int], np.dtype[np.int64]]", unit: str
+) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", list[CellFault]]:
     if unit == "ns":
         times, rest = np.divmod(ticks, _NS_PER_US)
         faults = [

@@ -31,7 +31,14 @@ class DeliveryRefused(HeadwayError):
         value: str | None = None,
         limit: str = "",
     ) -> None:
-        self.file, self.problem, self.row, self.column, self.value, self.limit = file, problem, row, column, value, limit
+        self.file, self.problem, self.row, self.column, self.value, self.limit = (
+            file,
+            problem,
+            row,
+            column,
+            value,
+            limit,
+        )
         super().__init__(self._text(shown=True), remedy)
 
     def redacted(self) -> str:

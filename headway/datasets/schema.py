@@ -12,9 +12,7 @@ SCHEMA_FORMAT = "headway.schema/1"
 def stored_columns(spec: SourceSpec) -> dict[str, str]:
     """Column -> logical type of what is stored: the declared columns without dropped personal ones, sorted by name."""
     return {
-        name: column.type
-        for name, column in sorted(spec.columns.items())
-        if spec.privacy.personal.get(name) != "drop"
+        name: column.type for name, column in sorted(spec.columns.items()) if spec.privacy.personal.get(name) != "drop"
     }
 
 

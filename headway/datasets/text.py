@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headway.datasets.arrow import compute as pc
 from headway.datasets.refusal import DeliveryRefused
 from headway.datasets.zones import AMBIGUOUS, NONEXISTENT, OK, instant, iso, local_to_utc, wall
 from headway.declaration import ColumnSpec, CsvFormat, ParquetFormat

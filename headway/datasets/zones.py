@@ -31,8 +31,8 @@ class Instants:
     """What local times mean.
 
     `utc` holds the instant (the earlier one when ambiguous, the reading with the offset before the gap when
-    nonexistent), `later` the second reading of ambiguous times, `status` one of NO_LOCAL_TIME = np.iinfo(np.int64).max
-OK, NONEXISTENT, AMBIGUOUS, OUT_OF_RANGE.
+    nonexistent), `later` the second reading of ambiguous times, `status` one of OK, NONEXISTENT, AMBIGUOUS and
+    OUT_OF_RANGE.
     """
 
     utc: NDArray[np.int64]
@@ -59,9 +59,10 @@ def local_to_utc(local: NDArray[np.int64], zone: str) -> Instants:
     offsets, regular = _offsets(local, zone, margin=1)
     utc[regular] -= offsets[regular]
     later[regular] = utc[regular]
-    for value in np.unique(local[~regular]):
-        here = ~regular & (local == value)
-        utc[here], later[here], status[here] = _one_local(int(value), zone_of(zone))
+    slow, places = np.unique(local[~regular], return_inverse=True)
+    if len(slow):
+        found = np.array([_one_local(int(value), zone_of(zone)) for value in slow], dtype=np.int64)[places]
+        utc[~regular], later[~regular], status[~regular] = found.T
     return Instants(utc, later, status)
 
 

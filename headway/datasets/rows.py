@@ -1,0 +1,83 @@
+"""Released rows for readers, and refusals by name for everything else."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headway.artifacts.manifest import read_manifest
+from headway.catalog import DatasetVersion
+from headway.datasets.verdict import POSITION
+from headway.errors import HeadwayError
+from headway.services import Services
+
+ROWS_ENTRY = "rows.parquet"
+
+
+class NotReleased(HeadwayError):
+    """A dataset version, or a partition without one, that nothing may read."""
+
+    def __init__(self, dataset: str, partition: str, status: str, reason: str = "") -> None:
+        self.dataset, self.partition, self.status = dataset, partition, status
+        place = f"{dataset} {partition}" if partition else dataset
+        super().__init__(
+            f"{place} is {status}{f' ({reason})' if reason else ''}, so it cannot be read",
+            f"look at it with `headway datasets show {place.replace(' ', '/')}`"
+            if status != "missing"
+            else "ingest it",
+        )
+
+
+def dataset_name(pipeline: str, source: str) -> str:
+    """The catalog's name of a source's dataset."""
+    return f"{pipeline}/{source}"
+
+
+def load_rows(services: Services, version: DatasetVersion, columns: Sequence[str] | None = None) -> pa.Table:
+    """The released rows of a version: bytes verified, quarantined rows left out, in canonical order.
+
+    Text columns come dictionary-encoded; times are microseconds in UTC.
+
+    Raises:
+        NotReleased: names dataset, partition and status.
+        BlobMissing, BlobCorrupt: the store does not hold what the catalog says.
+    """
+    if version.status != "released":
+        raise NotReleased(version.dataset, version.partition, version.status, version.status_reason)
+    table = stored_rows(services, version, columns)
+    if version.evidence is None or version.evidence.quarantine_digest is None:
+        return table
+    kept = np.ones(table.num_rows, dtype=np.bool_)
+    kept[quarantined_positions(services, version)] = False
+    return table.filter(pa.array(kept))
+
+
+def stored_rows(services: Services, version: DatasetVersion, columns: Sequence[str] | None = None) -> pa.Table:
+    """All stored rows of a version whatever its status, quarantined ones among them: for validation and for people."""
+    manifest = read_manifest(services.store, version.manifest_digest)
+    entry = manifest.entry(ROWS_ENTRY)
+    with services.store.open(entry.sha256) as source:
+        reader = pq.ParquetFile(source)
+        names = reader.schema_arrow.names if columns is None else list(columns)
+        text = [n for n in names if pa.types.is_string(reader.schema_arrow.field(n).type)]
+        source.seek(0)
+        return pq.ParquetFile(source, read_dictionary=text).read(columns=names)
+
+
+def quarantine(services: Services, version: DatasetVersion) -> pa.Table | None:
+    """The quarantine table of a version's evidence, None when nothing is kept back."""
+    if version.evidence is None or version.evidence.quarantine_digest is None:
+        return None
+    with services.store.open(version.evidence.quarantine_digest) as source:
+        return pq.ParquetFile(source).read()
+
+
+def quarantined_positions(services: Services, version: DatasetVersion) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Positions of the stored rows that are kept back, ascending."""
+    table = quarantine(services, version)
+    if table is None:
+        return np.zeros(0, dtype=np.int64)
+    positions = table.column(POSITION).drop_null().to_numpy().astype(np.int64)
+    return cast("np.ndarray[tuple[int], np.dtype[np.int64]]", np.unique(positions))
