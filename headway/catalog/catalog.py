@@ -83,7 +83,8 @@ class Catalog:
         """Make a delivery current in its partition.
 
         New content becomes the dataset's next version. Content that the partition had before is that version again
-        (an event `redelivered` is kept), with the facts of its first delivery. The blobs must be durable in the store.
+        (an event `redelivered` is kept; the epoch moves when another version was current), with the facts of its first
+        delivery. The blobs must be durable in the store.
 
         Args:
             principal: who acts.

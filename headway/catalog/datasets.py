@@ -51,12 +51,25 @@ class Last:
     evidence_digest: str | None
 
 
+@dataclass(frozen=True)
+class Pointer:
+    """What a partition points to: its current version (0 when there is none) and how often it moved."""
+
+    version: int
+    epoch: int
+
+
 def register(step: Step, facts: DatasetVersionFacts, expected_epoch: int | None) -> Document:
     """Make the content current in its partition, as a new version or as the version that holds it already."""
-    seen = epoch_of(step.connection, step.tenant, facts.dataset, facts.partition)
-    expected = seen if expected_epoch is None else expected_epoch
+    pointer = _pointer(step.connection, step.tenant, facts.dataset, facts.partition)
+    expected = pointer.epoch if expected_epoch is None else expected_epoch
     existing = _same_content(step, facts)
     number = _insert_version(step, facts) if existing is None else existing
+    moves = pointer.version != number
+    if moves:
+        _move_partition(step, facts.dataset, facts.partition, number, expected, pointer.epoch)
+    elif expected != pointer.epoch:
+        raise StaleEpoch(facts.dataset, facts.partition, expected, pointer.epoch)
     last = None if existing is None else last_event(step.connection, step.tenant, facts.dataset, number)
     _append(
         step,
@@ -66,9 +79,8 @@ def register(step: Step, facts: DatasetVersionFacts, expected_epoch: int | None)
         kind="registered" if last is None else "redelivered",
         last=last,
         to=Last(1, "registered", facts.reason or "", None, None, None) if last is None else last,
-        partition_epoch=expected + 1,
+        partition_epoch=expected + 1 if moves else None,
     )
-    _move_partition(step, facts.dataset, facts.partition, number, expected, seen)
     node = dataset_node(facts.dataset, number)
     keep_blobs(step, facts.blobs, "dataset_version", node)
     link(step, node, delivery_node(facts.source_digest), "source")
@@ -165,8 +177,7 @@ def last_event(connection: sa.Connection, tenant: str, name: str, number: int) -
 
 def epoch_of(connection: sa.Connection, tenant: str, name: str, partition: str) -> int:
     """Return how often the partition's pointer moved; 0 when nothing was ever registered."""
-    statement = sa.select(dataset_partition.c.epoch).where(*_partition(tenant, name, partition))
-    return connection.execute(statement).scalar_one_or_none() or 0
+    return _pointer(connection, tenant, name, partition).epoch
 
 
 def read_version(connection: sa.Connection, tenant: str, name: str, number: int) -> DatasetVersion:
@@ -286,6 +297,12 @@ _LAST_EVENT = (
     .order_by(dataset_event.c.seq.desc())
     .limit(1)
 )
+
+
+def _pointer(connection: sa.Connection, tenant: str, name: str, partition: str) -> Pointer:
+    columns = (dataset_partition.c.version, dataset_partition.c.epoch)
+    row = connection.execute(sa.select(*columns).where(*_partition(tenant, name, partition))).first()
+    return Pointer(0, 0) if row is None else Pointer(*row)
 
 
 def _partition(tenant: str, name: str, partition: str) -> tuple[sa.ColumnElement[bool], ...]:
