@@ -50,7 +50,7 @@ MUTANTS = (
 
 
 def test_commands_keep_the_model(catalog_url: str, tmp_path: Path) -> None:
-    assert run(catalog_url, tmp_path / "store", examples=60) >= STEPS
+    assert run(catalog_url, tmp_path / "store", examples=50) >= STEPS
 
 
 @pytest.fixture(scope="module")
