@@ -1,6 +1,6 @@
 """Point-in-time kernel: what was known about a key at an instant, and aggregates over what was known.
 
-Everything works on encoded numpy columns (`encode` makes them from Arrow). The compiled loops are imported on first use.
+Everything works on encoded numpy columns (`encode` makes them from Arrow). Compiled loops are imported on first use.
 """
 
 from headway.features.kernel.as_of import latest

@@ -114,19 +114,19 @@ class Chosen:
 
 def in_time_order(observations: Observations, groups: int, boundary: Boundary) -> Asked:
     """Order the valid observations with a known key by (key, instant); under "lt" the instant is one less."""
-    from headway.features.kernel import compiled_order as order
+    from headway.features.kernel import compiled
 
     if boundary not in ("lt", "le"):
         raise KernelInputError(f"boundary is {boundary!r}", "use 'lt' or 'le'")
     q = observations.time
     if boundary == "lt":
         q = np.where(q > FIRST, q, FIRST + 1) - 1
-    offsets = order.group_offsets(observations.key, observations.valid, groups)
-    index = order.group_indices(observations.key, observations.valid, offsets)
+    offsets = compiled.group_offsets(observations.key, observations.valid, groups)
+    index = compiled.group_indices(observations.key, observations.valid, offsets)
     sorted_q = np.empty(len(index), np.int64)
     count = workers()
     owner = share(np.diff(offsets), count)
-    each_worker(count, lambda w: order.sort_observations(index, q, offsets, owner, w, sorted_q))
+    each_worker(count, lambda w: compiled.sort_observations(index, q, offsets, owner, w, sorted_q))
     return Asked(index, sorted_q, offsets)
 
 
@@ -135,25 +135,25 @@ def supersession(columns: Columns) -> tuple[NDArray[np.int64], bool]:
 
     The array is empty when no identity has a second version.
     """
-    from headway.features.kernel import compiled_order as order
+    from headway.features.kernel import compiled
 
     if not len(columns.row_id):
         return NO_INTS, False
     codes = columns.row_id
     if int(codes.min()) < 0 or int(codes.max()) >= 4 * len(codes) + 1024:
         codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)
-    offsets = order.group_offsets(codes, NO_FLAGS, int(codes.max()) + 1)
+    offsets = compiled.group_offsets(codes, NO_FLAGS, int(codes.max()) + 1)
     sizes = np.diff(offsets)
     if int(sizes.max()) < 2:
         return NO_INTS, False
-    index = order.group_indices(codes, NO_FLAGS, offsets)
+    index = compiled.group_indices(codes, NO_FLAGS, offsets)
     end = np.full(len(codes), np.iinfo(np.int64).max, np.int64)
     count = workers()
     owner = share(np.where(sizes > 1, sizes, 0), count)
     moved = [False] * count
 
     def run(worker: int) -> None:
-        moved[worker] = order.version_ends(
+        moved[worker] = compiled.version_ends(
             offsets,
             index,
             owner,
@@ -170,18 +170,17 @@ def supersession(columns: Columns) -> tuple[NDArray[np.int64], bool]:
 
 
 def refuse_ties(columns: Columns, groups: int, skip: NDArray[np.bool_], end: NDArray[np.int64]) -> None:
-    """Raise `AmbiguousTie` for the first pair of rows that only their identity could order."""
-    from headway.features.kernel import compiled_as_of as loops
-    from headway.features.kernel import compiled_order as order
+    """Raise `AmbiguousTie` for the first pair of rows that only their identity could compiled."""
+    from headway.features.kernel import compiled
 
-    offsets = order.group_offsets(columns.key, NO_FLAGS, groups)
-    index = order.group_indices(columns.key, NO_FLAGS, offsets)
+    offsets = compiled.group_offsets(columns.key, NO_FLAGS, groups)
+    index = compiled.group_indices(columns.key, NO_FLAGS, offsets)
     count = workers()
     owner = share(np.diff(offsets), count)
     found = np.full((count, 3), groups, np.int64)
 
     def run(worker: int) -> None:
-        loops.find_tie(
+        compiled.find_tie(
             offsets,
             index,
             owner,
@@ -203,8 +202,7 @@ def refuse_ties(columns: Columns, groups: int, skip: NDArray[np.bool_], end: NDA
 
 def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -> Chosen:
     """One pass over the rows in input order: each goes to the first observation that sees it, maxima move forward."""
-    from headway.features.kernel import compiled_as_of as loops
-    from headway.features.kernel import compiled_order as order
+    from headway.features.kernel import compiled
 
     m = len(asked)
     best = np.empty((m, 3), np.int64)
@@ -214,7 +212,7 @@ def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -
     edges = np.linspace(0, m, count + 1).astype(np.int64)
 
     def put(worker: int) -> None:
-        loops.place(
+        compiled.place(
             columns.key,
             columns.event_time,
             columns.available_time,
@@ -233,7 +231,7 @@ def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -
     owner = share(np.diff(asked.offsets), count)
 
     def carry(worker: int) -> None:
-        loops.spread(asked.offsets, owner, worker, columns.sequence, columns.row_id, best, skipped)
+        compiled.spread(asked.offsets, owner, worker, columns.sequence, columns.row_id, best, skipped)
 
     each_worker(count, carry)
     return Chosen(best, skipped, np.empty(0, np.int8))
@@ -243,8 +241,7 @@ def choose_by_sweep(
     columns: Columns, asked: Asked, groups: int, skip: NDArray[np.bool_], end: NDArray[np.int64]
 ) -> Chosen:
     """Per key, follow the instants over a heap of live versions: needed when versions move or are passed over."""
-    from headway.features.kernel import compiled_as_of as loops
-    from headway.features.kernel import compiled_order as order
+    from headway.features.kernel import compiled
 
     m = len(asked)
     chosen = Chosen(
@@ -252,13 +249,13 @@ def choose_by_sweep(
         np.zeros(m, np.bool_),
         np.full(m, Reason.NO_ENTITY, np.int8),
     )
-    offsets = order.group_offsets(columns.key, NO_FLAGS, groups)
-    index = order.group_indices(columns.key, NO_FLAGS, offsets)
+    offsets = compiled.group_offsets(columns.key, NO_FLAGS, groups)
+    index = compiled.group_indices(columns.key, NO_FLAGS, offsets)
     count = workers()
     owner = share(np.diff(offsets) + np.diff(asked.offsets), count)
 
     def run(worker: int) -> None:
-        loops.sweep(
+        compiled.sweep(
             offsets,
             index,
             asked.offsets,
@@ -290,7 +287,7 @@ def answers(
     null: NDArray[np.bool_],
 ) -> Latest:
     """Bring the chosen rows back to the observations' own order, with reasons."""
-    from headway.features.kernel import compiled_as_of as loops
+    from headway.features.kernel import compiled
 
     m = len(observations)
     out = Latest(
@@ -304,7 +301,7 @@ def answers(
     absent = [0] * count
 
     def run(worker: int) -> None:
-        absent[worker] = loops.answer(
+        absent[worker] = compiled.answer(
             asked.index,
             edges[worker],
             edges[worker + 1],
@@ -326,8 +323,8 @@ def answers(
         missing = reason == Reason.NO_ENTITY
         out.reason[asked.index[missing]] = chosen.absence[missing]
     elif sum(absent):
-        least = loops.earliest(columns.key, columns.event_time, len(asked.offsets) - 1)
-        loops.explain_absence(asked.offsets, asked.index, asked.q, least, out.reason)
+        least = compiled.earliest(columns.key, columns.event_time, len(asked.offsets) - 1)
+        compiled.explain_absence(asked.offsets, asked.index, asked.q, least, out.reason)
     return out
 
 

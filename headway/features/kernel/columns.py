@@ -1,4 +1,4 @@
-"""Checks and normal forms of the kernel's input arrays, and the worker threads that run its compiled loops."""
+"""Checks and normal forms of the kernel's input arrays, and the worker threads that run its compiled compiled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.features.kernel.types import KernelInputError, Observations, Rows
 
-Column = TypeVar("Column", NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_])
+Entry = TypeVar("Entry", np.int64, np.float64, np.bool_)
 
 ROW_LIMIT = 2**31 - 1
 NO_INTS = np.empty(0, np.int64)
@@ -22,7 +22,7 @@ NO_FLAGS = np.empty(0, np.bool_)
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows as the compiled loops take them: contiguous; sequence, deleted and row_id are empty where they say nothing."""
+    """Rows as the compiled loops take them: contiguous; sequence, deleted, row_id are empty where they say nothing."""
 
     key: NDArray[np.int64]
     event_time: NDArray[np.int64]
@@ -51,9 +51,9 @@ def each_worker(count: int, task: Callable[[int], object]) -> None:
 
 def share(cost: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Share groups of the given costs out to `count` workers; the worker of each group."""
-    from headway.features.kernel import compiled_order as order
+    from headway.features.kernel import compiled
 
-    return order.hand_out(cost, np.argsort(cost, kind="stable"), count)
+    return compiled.hand_out(cost, np.argsort(cost, kind="stable"), count)
 
 
 def checked_rows(rows: Rows, groups: int) -> Columns:
@@ -109,19 +109,19 @@ def flags(name: str, array: NDArray[np.bool_], n: int, *, empty_when: bool = Fal
 class Lent:
     """Memory of a read-only array under numpy's array interface, declared writable."""
 
-    def __init__(self, array: Column) -> None:
+    def __init__(self, array: NDArray[np.generic]) -> None:
         self.array = array
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def lent(array: Column) -> Column:
+def lent(array: NDArray[Entry]) -> NDArray[Entry]:
     """The array as one contiguous block that claims to be writable, without a copy where it is contiguous.
 
     Arrow hands out read-only memory, which to the compiler is another type and costs a second compilation. The
     compiled loops write to no input.
     """
-    block = np.ascontiguousarray(array)
-    return block if block.flags.writeable else cast("Column", np.asarray(Lent(block)))
+    block: NDArray[Entry] = np.ascontiguousarray(array)
+    return block if block.flags.writeable else np.asarray(Lent(block))
 
 
 def is_constant(array: NDArray[np.int64] | NDArray[np.bool_]) -> bool:

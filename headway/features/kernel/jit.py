@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -15,6 +15,9 @@ Codes = NDArray[np.int8]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
+# Options that numba takes and its type hints do not know.
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "cache": True, "nogil": True}
+
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -25,4 +28,4 @@ def compiled(function: F) -> F:
 
 def inner(function: F) -> F:
     """Like `compiled`, for functions that only compiled ones call: without the entry from Python, built much faster."""
-    return cast("F", njit(cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast("F", njit(**INNER)(function))

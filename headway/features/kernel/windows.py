@@ -71,7 +71,7 @@ def window(
             All give the same bits.
 
     Returns:
-        One `Window` per duration, in the given order. Sums are the exact sum rounded once (beyond the float64 range:
+        One `Window` per duration, in the given compiled. Sums are the exact sum rounded once (beyond the float64 range:
         infinite), so a cell's bits depend on nothing but the rows selected for it.
 
     Raises:
@@ -160,27 +160,25 @@ def compute(
     path: Path,
 ) -> Cells:
     """Group the rows by key and run the compiled aggregation over all groups on all cores."""
-    from headway.features.kernel import compiled_exact as exact
-    from headway.features.kernel import compiled_order as order
-    from headway.features.kernel import compiled_windows as loops
+    from headway.features.kernel import compiled
 
-    low, high = exact.exponent_range(values.view(np.int64), ignored(null, columns.deleted))
+    low, high = compiled.exponent_range(values.view(np.int64), ignored(null, columns.deleted))
     if high < 0 and low > 0:
-        raise NonFiniteValue(-1 - high, float(values[-1 - high]))
+        raise NonFiniteValue(int(-1 - high), float(values[-1 - high]))
     summed = bool({"sum", "mean", "std"} & set(names))
-    limbs = exact.limbs_needed(low, high) if summed else 0
-    square_limbs = exact.limbs_needed(2 * low, 2 * high) if "std" in names else 0
+    limbs = compiled.limbs_needed(low, high) if summed else 0
+    square_limbs = compiled.limbs_needed(2 * low, 2 * high) if "std" in names else 0
     slots = np.array([names.index(name) if name in names else -1 for name in COMPUTED], np.int64)
     cells = Cells(observations, len(durations), names)
-    offsets = order.group_offsets(columns.key, NO_FLAGS, groups)
-    index = order.group_indices(columns.key, NO_FLAGS, offsets)
+    offsets = compiled.group_offsets(columns.key, NO_FLAGS, groups)
+    index = compiled.group_indices(columns.key, NO_FLAGS, offsets)
     asked_for = np.diff(asked.offsets)
     count = workers()
     owner = share(np.where(asked_for > 0, np.diff(offsets) + asked_for, 0), count)
     beyond = [0] * count
 
     def run(worker: int) -> None:
-        beyond[worker] = loops.aggregate(
+        beyond[worker] = compiled.aggregate(
             offsets,
             index,
             asked.offsets,
