@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
+_DATE_DIRECTIVES = "YymdHIMSfpjbBz%"
+
 Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")]
@@ -29,6 +31,15 @@ def duration_us(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not a duration: write a positive whole number and us, ms, s, m, h or d")
     return int(found[1]) * _UNIT_US[found[2]]
+
+
+def _checked_zone(name: str | None) -> str | None:
+    if name is not None:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"time zone {name!r} is not known; write an IANA name such as America/New_York") from error
+    return name
 
 
 class Spec(BaseModel):
@@ -211,6 +222,8 @@ class SourceSpec(Spec):
         self._require_type("deleted", self.deleted, "bool")
         self._require_type("event_time", self.event_time, "timestamp")
         self._require_type("available_time", self.available_time, "timestamp")
+        for column, treatment in self.privacy.personal.items():
+            self._check_personal(column, treatment)
         if self.transform is not None and self.raw is None:
             raise ValueError("a source with `transform` declares the file's own columns under `raw`")
         if isinstance(self.event_time, Static) != isinstance(self.available_time, Static):
@@ -231,6 +244,15 @@ class SourceSpec(Spec):
     def _require_type(self, field: str, column: object, wanted: str) -> None:
         if isinstance(column, str) and self.columns[column].type != wanted:
             raise ValueError(f"{field} {column!r} is {self.columns[column].type}; it must be {wanted}")
+
+    def _check_personal(self, column: str, treatment: str) -> None:
+        clocks = (self.event_time, self.available_time, self.sequence, self.deleted)
+        structural = {*self.row_id, *self.keys, *(c for c in clocks if isinstance(c, str))}
+        structural |= set() if self.partition is None else {self.partition.column}
+        if treatment == "drop" and column in structural:
+            raise ValueError(f"privacy.personal: {column!r} names the rows or their times and cannot be dropped")
+        if treatment == "hash" and self.columns[column].type != "string":
+            raise ValueError(f"privacy.personal: {column!r} is {self.columns[column].type}; only string can be hashed")
 
     def file_columns(self) -> dict[str, ColumnSpec]:
         """Columns expected in the file itself."""

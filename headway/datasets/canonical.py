@@ -1,4 +1,4 @@
-"""Canonical rows: the declared columns in the declared types, with an identity, without what privacy forbids, in order."""
+"""Canonical rows: declared columns and types, with an identity, without what privacy forbids, in a fixed order."""
 
 import hashlib
 import unicodedata
@@ -66,8 +66,10 @@ def row_faults(table: pa.Table, spec: SourceSpec) -> list[RowFault]:
     if REJECT_COLUMN in table.column_names:
         codes = table.column(REJECT_COLUMN).to_pylist()
         faults += [RowFault(i, REJECT_COLUMN, code) for i, code in enumerate(codes) if code is not None]
+    needed = {*spec.row_id, *(n for n, column in spec.columns.items() if column.required)}
+    needed |= set() if spec.partition is None else {spec.partition.column}
     for name in table.column_names:
-        if name in spec.row_id or (name in spec.columns and spec.columns[name].required):
+        if name in needed:
             code = "null_row_identity" if name in spec.row_id else "null_in_required_column"
             faults += [RowFault(i, name, code) for i in _positions(table.column(name).is_null())]
     for name in dict.fromkeys((*spec.row_id, *spec.keys)):

@@ -118,7 +118,7 @@ def _fast_columns(text: str, width: int, form: CsvFormat) -> tuple[pa.StringArra
     """Columns by Arrow's reader, or None when it refuses the file and the strict reader has to say why."""
     names = [str(i) for i in range(width)]
     body = text.rstrip("\r\n").encode()
-    if width == 1 or not body.isascii() and form.delimiter > "\x7f":
+    if width == 1 or (not body.isascii() and form.delimiter > "\x7f"):
         return None
     try:
         table = pyarrow.csv.read_csv(

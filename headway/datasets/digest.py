@@ -1,13 +1,13 @@
-"""What names a dataset version: a digest over its rows and schema, whatever file they came in.
+r"""What names a dataset version: a digest over its rows and schema, whatever file they came in.
 
 Row encoding, version 1. Columns in the order of their names (code points); each cell is one byte and a payload:
 
 * null: `00` and as many zero bytes as the type's payload has;
-* otherwise `01`, then int64, timestamp (microseconds UTC) and date (days since 1970-01-01): 8 bytes, two's complement,
-  big-endian; bool: 8 bytes, 0 or 1; float64: IEEE 754 big-endian, -0.0 written as 0.0 and every NaN as 7ff8000000000000;
-  string: the 32 bytes of the sha256 of its UTF-8 text.
+* otherwise `01`, then int64, timestamp (microseconds UTC) and date (days since 1970-01-01): 8 bytes, big-endian two's
+  complement; bool: 8 bytes, 0 or 1; float64: IEEE 754 big-endian, with -0.0 written as 0.0 and every NaN as
+  7ff8000000000000; string: the 32 bytes of the sha256 of its UTF-8 text.
 
-A row's digest is the sha256 of its cells. The content digest is the sha256 of: `headway.rows/1\\n`, the schema hash, a
+A row's digest is the sha256 of its cells. The content digest is the sha256 of: `headway.rows/1\n`, the schema hash, a
 line end, the number of rows as 8 bytes big-endian, and all row digests in ascending order. Sorting makes it independent
 of row order; equal rows stay in the list, so duplicates count.
 """

@@ -1,4 +1,4 @@
-"""One delivery to one version per partition: read once, split, digest, store, register, validate, release or quarantine.
+"""One delivery to one version per partition: read, split, digest, store, register, validate, release or quarantine.
 
 Everything is repeatable. Content that a partition holds already is left alone; a changed suite validates again and
 rewrites nothing; a partition that fails never stops its neighbours.
@@ -60,9 +60,11 @@ class UnexpectedEmpty(HeadwayError):
 
 @dataclass(frozen=True, slots=True)
 class IngestOutcome:
-    """What happened to one partition. It holds no value of the data.
+    """What happened to one partition.
 
-    `status` says what was done, `version.status` where the partition stands (they differ for `up_to_date`). `expectations`
+    It holds no value of the data but in `rejected`, which is for a person at a terminal: never log or store it.
+
+    `status` says what was done, `standing` where the partition is now (they differ for `up_to_date`). `expectations`
     has one row per rule. Times are microseconds UTC, `window` the partition's exact instants [start, end).
     """
 
@@ -84,6 +86,12 @@ class IngestOutcome:
     drift: tuple[str, ...] = ()
     seconds: float = 0.0
     error: HeadwayError | None = None
+    rejected: tuple[RejectedRow, ...] = field(default=(), repr=False)
+
+    @property
+    def standing(self) -> str:
+        """Where the partition stands now: its version's status, or `failed`."""
+        return "failed" if self.version is None else self.version.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ def ingest(
     files: Sequence[Path] | None = None,
     progress: Progress | None = None,
 ) -> list[IngestOutcome]:
-    """Ingest the given partitions of a source from its declared files, or from `files`, or from a `delivery` read before.
+    """Ingest partitions of a source from its declared files, or from `files`, or from a `delivery` read before.
 
     Without `partitions`: the whole calendar for declared files, and the partitions in the delivery for given ones (for
     both when the calendar has no end). An unpartitioned source has the one partition "".
@@ -170,6 +178,21 @@ def ingest(
             return [job.outcomes[key] for key in requested]
         delivery = _read(job, raw)
     return _ingest_delivery(job, delivery, requested)
+
+
+def partition_digests(delivery: Delivery) -> tuple[str, dict[str, str]]:
+    """The content digest of all rows of a delivery, and of each partition in it (none when it is unpartitioned)."""
+    schema = schema_hash(delivery.spec)
+    whole = digest_of_rows(delivery.digests, schema)
+    if delivery.spec.partition is None:
+        return whole, {}
+    scheme = PartitionScheme.from_spec(delivery.spec.partition)
+    assigned = scheme.assign(_partition_times(delivery))
+    by_key: dict[str, list[bytes]] = {key: [] for key in assigned.keys}
+    for code, row in zip(assigned.code, delivery.digests, strict=True):
+        if code >= 0:
+            by_key[assigned.keys[code]].append(row)
+    return whole, {key: digest_of_rows(rows, schema) for key, rows in by_key.items()}
 
 
 def _requested(job: _Job, partitions: Sequence[str] | None, *, is_declared: bool) -> list[str] | None:
@@ -269,10 +292,7 @@ def _split(job: _Job, delivery: Delivery) -> dict[str, _Part]:
     """The delivery's rows by partition; rejected rows go where they would have been."""
     if job.scheme is None:
         return {"": _part(job, "", delivery.table, delivery.digests, delivery.rejected)}
-    column = delivery.spec.partition
-    assert column is not None  # a scheme comes from it
-    times = delivery.table.column(column.column).cast(pa.int64()).to_numpy()
-    assigned = job.scheme.assign(times.astype(np.int64))
+    assigned = job.scheme.assign(_partition_times(delivery))
     _require_placed(job, delivery, int((assigned.code < 0).sum()))
     rejected = _rejected_by_key(job.scheme, delivery.rejected)
     order = np.argsort(assigned.code, kind="stable")
@@ -286,6 +306,12 @@ def _split(job: _Job, delivery: Delivery) -> dict[str, _Part]:
     for key, lost in rejected.items():
         parts[key] = _part(job, key, delivery.table.slice(0, 0), [], tuple(lost))
     return parts
+
+
+def _partition_times(delivery: Delivery) -> NDArray[np.int64]:
+    """The partition column, microseconds UTC; it has no nulls, because rows without it are rejected on reading."""
+    name = delivery.spec.partition.column if delivery.spec.partition is not None else ""
+    return delivery.table.column(name).cast(pa.int64()).to_numpy().astype(np.int64)
 
 
 def _part(job: _Job, key: str, table: pa.Table, digests: list[bytes], rejected: tuple[RejectedRow, ...]) -> _Part:
@@ -514,6 +540,7 @@ def _outcome(
         suite_digest=part.rules_digest,
         expectations=() if verdict is None else tuple(verdict.report["expectations"]),  # type: ignore[arg-type]
         drift=tuple(_drift(delivery)),
+        rejected=part.rejected,
     )
 
 

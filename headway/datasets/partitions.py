@@ -49,7 +49,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class PartitionScheme:
-    """One source's calendar. `start` and `end` are local dates; `end` is the first day that is no partition any more."""
+    """One source's calendar. `start` and `end` are local dates; `end` is the first day that is no partition."""
 
     cadence: str
     zone: str

@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ from headway.datasets.suites import Rule, Severity, Suite
 
 if TYPE_CHECKING:
     import pandas as pd
+    from great_expectations import ExpectationSuite
+    from great_expectations.core import ExpectationValidationResult as _Answer
 
 _ROWS_AT_ONCE = 250_000
 # What these observe is a count or a share, never a value of the data.
@@ -34,7 +36,7 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What one rule found on one partition. `looked_at` and `passed_over` count rows, None for a rule about the table."""
+    """What one rule found on one partition. `looked_at`, `passed_over`, `failing` count rows; None for the table."""
 
     number: int
     type: str
@@ -83,33 +85,27 @@ def evaluate(suite: Suite, table: pa.Table, slices: Sequence[tuple[int, int]]) -
 def _evaluate_batch(suite: Suite, table: pa.Table, slices: Sequence[tuple[int, int]]) -> list[Evaluation]:
     parts = [table.slice(a, b - a) for a, b in slices]
     frames = [_frame(part) for part in parts]
-    alone = [rule for rule in suite.rules if rule.kind == "row"]
-    together = [rule for rule in suite.rules if rule.kind != "row"]
     engine = _Engine()
-    by_row = _shared_run(engine, suite, alone, frames) if alone else [{} for _ in parts]
+    row_rules = [rule for rule in suite.rules if rule.kind == "row"]
+    other_rules = [rule for rule in suite.rules if rule.kind != "row"]
+    by_row = _shared_run(engine, suite, row_rules, frames) if row_rules else [{} for _ in parts]
     evaluations: list[Evaluation] = []
     for part, frame, failing in zip(parts, frames, by_row, strict=True):
-        results: dict[int, RuleResult] = {}
-        positions: dict[int, NDArray[np.int64]] = {}
-        answers = engine.run(suite, together, frame) if together else {}
-        for rule in suite.rules:
-            if rule.kind == "row":
-                answer = failing[rule.number]
-                bad = None if answer is None else answer
-                error = answer is None
-            else:
-                raw = answers.get(rule.number)
-                error = raw is None or _raised(raw)
-                bad = None if error or rule.kind == "table" else _indices(raw)
-            if error:
-                results[rule.number] = _not_evaluated(rule)
-            elif bad is None:
-                results[rule.number] = _table_result(rule, answers[rule.number])
-            else:
-                results[rule.number] = _row_result(rule, part, bad)
-                positions[rule.number] = bad
-        evaluations.append(Evaluation(len(suite.rules), tuple(results[r.number] for r in suite.rules), positions))
+        answers = engine.run(suite, other_rules, frame) if other_rules else {}
+        positions = dict(failing)
+        positions |= {r.number: _failing(answers.get(r.number)) for r in other_rules if r.kind == "rows_together"}
+        results = tuple(
+            _result(rule, part, positions.get(rule.number), answers.get(rule.number)) for rule in suite.rules
+        )
+        kept = {number: bad for number, bad in positions.items() if bad is not None}
+        evaluations.append(Evaluation(len(suite.rules), results, kept))
     return evaluations
+
+
+def _result(rule: Rule, part: pa.Table, bad: NDArray[np.int64] | None, answer: "_Answer | None") -> RuleResult:
+    if rule.kind == "table":
+        return _not_evaluated(rule) if answer is None or _raised(answer) else _table_result(rule, answer)
+    return _not_evaluated(rule) if bad is None else _row_result(rule, part, bad)
 
 
 def _shared_run(
@@ -123,8 +119,7 @@ def _shared_run(
     bounds = np.cumsum([0, *(len(frame) for frame in frames)])
     shared: list[dict[int, NDArray[np.int64] | None]] = [{} for _ in frames]
     for rule in rules:
-        raw = answers.get(rule.number)
-        bad = None if raw is None or _raised(raw) else _indices(raw)
+        bad = _failing(answers.get(rule.number))
         for i in range(len(frames)):
             if bad is None:
                 shared[i][rule.number] = None
@@ -158,7 +153,7 @@ def _passed_over(rule: Rule, part: pa.Table) -> int:
     return int(missing.any(axis=0).sum())
 
 
-def _table_result(rule: Rule, raw: Any) -> RuleResult:
+def _table_result(rule: Rule, raw: "_Answer") -> RuleResult:
     observed = raw.result.get("observed_value")
     shown = f"observed {observed}" if rule.type in _SHOWN else "the observed value is outside of what is declared"
     return RuleResult(
@@ -192,14 +187,17 @@ def _not_evaluated(rule: Rule) -> RuleResult:
     )
 
 
-def _raised(raw: Any) -> bool:
+def _raised(raw: "_Answer") -> bool:
     info = raw.exception_info or {}
     if info.get("raised_exception"):
         return True
     return any(isinstance(v, dict) and v.get("raised_exception") for v in info.values())
 
 
-def _indices(raw: Any) -> NDArray[np.int64]:
+def _failing(raw: "_Answer | None") -> NDArray[np.int64] | None:
+    """Positions of failing rows, ascending; None when the rule could not be evaluated."""
+    if raw is None or _raised(raw):
+        return None
     return np.sort(np.array(raw.result.get("unexpected_index_list") or [], dtype=np.int64))
 
 
@@ -223,9 +221,9 @@ class _Engine:
         context.variables.progress_bars = {"globally": False, "metric_calculations": False}  # type: ignore[assignment]
         asset = context.data_sources.add_pandas("memory").add_dataframe_asset("rows")
         self._batches = asset.add_batch_definition_whole_dataframe("all")
-        self._suites: dict[tuple[int, ...], Any] = {}
+        self._suites: dict[tuple[int, ...], ExpectationSuite] = {}
 
-    def run(self, suite: Suite, rules: Sequence[Rule], frame: "pd.DataFrame") -> dict[int, Any]:
+    def run(self, suite: Suite, rules: Sequence[Rule], frame: "pd.DataFrame") -> dict[int, "_Answer"]:
         """The results by rule number. COMPLETE results hold values; they stay in memory."""
         batch = self._batches.get_batch(batch_parameters={"dataframe": frame})
         with warnings.catch_warnings():
@@ -234,9 +232,9 @@ class _Engine:
                 self._suite(suite, rules),
                 result_format={"result_format": "COMPLETE", "include_unexpected_rows": False},
             )
-        return {int(result.expectation_config.meta["rule"]): result for result in report.results}
+        return {_number(result): result for result in report.results}
 
-    def _suite(self, suite: Suite, rules: Sequence[Rule]) -> Any:
+    def _suite(self, suite: Suite, rules: Sequence[Rule]) -> "ExpectationSuite":
         numbers = tuple(rule.number for rule in rules)
         if numbers not in self._suites:
             listed = [
@@ -245,3 +243,9 @@ class _Engine:
             ]
             self._suites[numbers] = self._gx.ExpectationSuite(name=suite.name, expectations=listed)
         return self._suites[numbers]
+
+
+def _number(result: "_Answer") -> int:
+    """The rule's number, which was sent along: results come in another order than the rules."""
+    config = result.expectation_config
+    return int(config.meta["rule"]) if config is not None and config.meta is not None else 0

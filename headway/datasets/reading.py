@@ -276,7 +276,7 @@ def _reject_faulty(raw: _Raw, spec: SourceSpec, names: Sequence[str]) -> _Raw:
     times = raw.table.column(spec.partition.column).cast(pa.int64()).to_pylist() if spec.partition else None
     rejected = [
         RejectedRow(
-            file=names[raw.file[f.position]],
+            file=names[int(raw.file[f.position])],
             row=int(raw.row[f.position]),
             column=f.column,
             code=f.code,

@@ -58,8 +58,8 @@ class DeliveryRefused(HeadwayError):
 class RejectedRow:
     """A row that has the declared form but cannot be kept.
 
-    `code` is the reason code, `value` and `detail` are for people and stay in memory. `time` is where its partition time
-    would lie (microseconds UTC), None when that is not known.
+    `code` is the reason code, `value` and `detail` are for people and stay in memory. `time` is where its partition
+    time would lie (microseconds UTC), None when that is not known.
     """
 
     file: str

@@ -132,20 +132,6 @@ def two_digit_year(text_year: int, century_start: int) -> int:
     return century_start + (text_year - century_start) % 100
 
 
-def format_problem(column: ColumnSpec) -> str | None:
-    """What is wrong with a declared date format, or None."""
-    if column.date_format is None:
-        return None
-    letters = re.findall(r"%(.)", column.date_format)
-    unknown = [letter for letter in letters if letter not in _DIRECTIVES]
-    if not letters or unknown:
-        allowed = " ".join(f"%{d}" for d in _DIRECTIVES)
-        return f"date_format {column.date_format!r} must be written with strptime directives out of {allowed}"
-    if "y" in letters and column.century_start is None:
-        return f"date_format {column.date_format!r} has a two-digit year; declare century_start as well"
-    return None
-
-
 def _string(cells: pa.StringArray, form: CellForm, file: str) -> Parsed:
     del form, file
     return Parsed(cells)

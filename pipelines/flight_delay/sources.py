@@ -2,17 +2,18 @@
 
 What the files say, and what was found when it was checked on all 336,776 flights of 2013:
 
-* `time_hour` is UTC and equals the local scheduled hour at the origin; with `minute` it gives the scheduled departure. It
-  also settles which of two readings a clock time of the repeated hour has. A row where it disagrees is rejected (none).
-* `sched_arr_time` is a clock time at the destination, without a date. The day is the one that makes the flight last more
-  than nothing and least. That gives 50 to 700 minutes, and block speeds of 10 to 475 miles per hour: no other day is
-  possible for any flight.
+* `time_hour` is UTC and equals the local scheduled hour at the origin; with `minute` it gives the scheduled departure.
+  It also settles which of two readings a clock time of the repeated hour has. A row where it disagrees is rejected;
+  there is none.
+* `sched_arr_time` is a clock time at the destination, without a date. The day is the one that makes the flight last
+  more than nothing and least. That gives 50 to 700 minutes, and block speeds of 10 to 475 miles per hour: no other day
+  is possible.
 * `dep_time` and `arr_time` are clock times too, where 2400 (29 and 150 rows) is midnight. They are not used to build
   instants but to check them: scheduled departure + `dep_delay` shows `dep_time` on a New York clock in all rows;
   scheduled arrival + `arr_delay` shows `arr_time` on the destination's clock in all rows but one. That one (B6 35 on
   2013-03-09, across the clock change) has an `arr_time` that would make the flight shorter than its time in the air.
-* From actual departure to actual arrival is 5 to 235 minutes longer than `air_time`, within 90 minutes for all but 2,561
-  flights. So delays, schedules and zones agree with a clock that nobody set: the time in the air.
+* From actual departure to actual arrival is 5 to 235 minutes longer than `air_time`, within 90 minutes for all but
+  2,561 flights. So delays, schedules and zones agree with a clock that nobody set: the time in the air.
 * Puerto Rico (BQN, PSE, SJU) and St. Thomas (STT) are not in airports.csv; their zone is written down below.
 * 8,255 flights have no departure (cancelled), 1,175 departed and have no arrival delay (diverted). They have no arrival
   time, no availability and no label.
@@ -140,7 +141,7 @@ def _instants(values: Microseconds, known: NDArray[np.bool_] | None = None) -> p
 
 
 def _flight_ids(raw: pa.Table) -> pa.ChunkedArray:
-    """`2013-01-01 UA 1545 EWR-IAH 0515`: year, month, day, carrier, number and origin are unique; the rest is for people."""
+    """`2013-01-01 UA 1545 EWR-IAH 0515`: day, carrier, number and origin are unique; the rest is for people."""
     padded = {
         name: pc.utf8_lpad(raw[name].cast(pa.string()), width, "0")
         for name, width in (("year", 4), ("month", 2), ("day", 2), ("sched_dep_time", 4))

@@ -45,7 +45,7 @@ def source(
     row_id: Sequence[str],
     keys: Sequence[str] | None = None,
     files: Sequence[str] = ("data.csv",),
-    **more: Any,
+    **more: object,
 ) -> dict[str, Any]:
     """A source declaration; column types may be given as plain words. Static unless `event_time` is given."""
     clocks = {} if "event_time" in more else {"event_time": STATIC, "available_time": STATIC}
