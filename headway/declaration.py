@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal, Self, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -78,6 +79,30 @@ class ColumnSpec(Spec):
         description="Column that says when this value is known; none: when the source says that its row is.",
     )
 
+    @field_validator("zone")
+    @classmethod
+    def _known_zone(cls, value: str | None) -> str | None:
+        return _checked_zone(value)
+
+    @field_validator("date_format")
+    @classmethod
+    def _known_directives(cls, value: str | None) -> str | None:
+        found = re.findall(r"%(.)", value or "")
+        if value is not None and (not found or not set(found) <= set(_DATE_DIRECTIVES)):
+            allowed = " ".join(f"%{d}" for d in _DATE_DIRECTIVES)
+            raise ValueError(f"date_format {value!r} is written with strptime directives out of {allowed}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.decimal is not None and self.decimal == self.thousands:
+            raise ValueError(f"decimal mark and thousands mark are both {self.decimal!r}")
+        if "%y" in (self.date_format or "") and self.century_start is None:
+            raise ValueError(
+                f"date_format {self.date_format!r} has two-digit years; declare century_start, e.g. 1970 for 1970-2069"
+            )
+        return self
+
 
 class CsvFormat(Spec):
     """How a delimited text file is written. Nothing is guessed."""
@@ -102,6 +127,11 @@ class CsvFormat(Spec):
         default="report", description="Columns in the file that nobody declared: reported as schema drift, or refused."
     )
 
+    @field_validator("zone")
+    @classmethod
+    def _known_zone(cls, value: str | None) -> str | None:
+        return _checked_zone(value)
+
 
 class ParquetFormat(Spec):
     """A Parquet delivery; types come from the file and must fit the declaration."""
@@ -110,6 +140,11 @@ class ParquetFormat(Spec):
     missing: tuple[str, ...] = ()
     zone: str | None = None
     extra_columns: Literal["report", "refuse"] = "report"
+
+    @field_validator("zone")
+    @classmethod
+    def _known_zone(cls, value: str | None) -> str | None:
+        return _checked_zone(value)
 
 
 class PackageFiles(Spec):
