@@ -15,7 +15,7 @@ from headway.loading import from_spec
 
 
 class PipelineScaffolder(dg.Scaffolder[Any]):
-    """Writes a small commented pipeline that loads as it stands (`dg scaffold defs assets.component.ModelPipeline x`)."""
+    """Writes a small commented pipeline that loads as it is (`dg scaffold defs assets.component.ModelPipeline x`)."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write `defs.yaml`, a suite and an example file into the target folder."""

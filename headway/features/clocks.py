@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.declaration import Delay, FeatureViewSpec, SourceSpec, Static, duration_us
-from headway.features.kernel.encode import instants
+from headway.features.kernel.encode import Arrow, to_microseconds
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ def clock_of(source: SourceSpec, view: FeatureViewSpec | None = None) -> Clock:
     if isinstance(source.available_time, Static):
         return Clock(event, _instant(source.available_time))
     return Clock(event, source.available_time)
+
+
+def instants(column: Arrow, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Microseconds UTC of a timestamp column, and where it has a value."""
+    found = to_microseconds(column, name)
+    return found.microseconds, ~found.null
 
 
 def _instant(static: Static) -> int:

@@ -46,6 +46,12 @@ def label_rows(spec: PipelineSpec, rows: pa.Table) -> LabelRows:
             excluded[reason] = int(missing.sum())
         keep &= ~missing
     identity = spec.sources[label.source].row_id
-    kept = rows.filter(pa.array(keep)).sort_by([(c, "ascending") for c in identity])
+    kept = _plain(rows.filter(pa.array(keep))).sort_by([(c, "ascending") for c in identity])
     outcome = tuple(dict.fromkeys([*identity, label.target, label.known_at]))
     return LabelRows(kept.select(spec.label_inputs()), kept.select(outcome), excluded)
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """The rows with dictionary-encoded text as plain text, which Arrow can sort."""
+    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
+    return rows.cast(pa.schema(fields))

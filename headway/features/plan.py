@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from headway.declaration import FeatureViewSpec, PipelineSpec, SourceSpec, duration_us
 from headway.errors import HeadwayError
 from headway.features import kernel
-from headway.features.clocks import Clock, Times, clock_of
+from headway.features.clocks import Clock, clock_of, instants
 from headway.features.kernel import Observations, Reason, Rows
-from headway.features.kernel.encode import encode_keys, instants, rank_identities
+from headway.features.kernel.encode import encode_identity, encode_keys
 from headway.loading import Pipeline
 
 Scope = NDArray[np.int64] | None
@@ -54,6 +54,38 @@ class Scopes:
 
 
 @dataclass(frozen=True)
+class SourceRows:
+    """Rows of one source under one clock, ready to be looked up by any of their keys.
+
+    `table` holds the admitted rows, `origin` where each stood in the table that was given.
+    """
+
+    table: pa.Table
+    origin: NDArray[np.int64]
+    encoded: Rows
+    scopes: Scopes | None
+
+
+def prepare(source: SourceSpec, clock: Clock, rows: pa.Table, scopes: Scopes | None = None) -> SourceRows:
+    """Admit the rows that have both times, and encode what does not depend on a view's key."""
+    times = clock.times(rows)
+    origin = np.flatnonzero(times.admitted)
+    table = rows if len(origin) == rows.num_rows else rows.take(pa.array(origin))
+    row_scope = None if scopes is None else scopes.rows[origin]
+    encoded = Rows(
+        key=np.broadcast_to(np.int64(0), (len(origin),)),
+        event_time=times.event[origin],
+        available_time=times.available[origin],
+        sequence=_integers(table, source.sequence),
+        deleted=_flags(table, source.deleted),
+        row_id=_identities(table, source.row_id, row_scope),
+    )
+    return SourceRows(
+        table, origin, encoded, None if scopes is None or row_scope is None else replace(scopes, rows=row_scope)
+    )
+
+
+@dataclass(frozen=True)
 class CompiledView:
     """One feature view with everything resolved that the declaration leaves to other parts of it."""
 
@@ -63,42 +95,28 @@ class CompiledView:
     clock: Clock
     observation_time: str
 
-    def answer(self, labels: pa.Table, rows: pa.Table, scopes: Scopes | None = None) -> dict[str, Cells]:
-        """Answer every label row, in its order, from the given source rows, in any order."""
-        times = self.clock.times(rows)
-        encoded, observations, groups = self._encode(labels, rows, times, scopes)
-        cells = self._latest(rows, encoded, observations, groups)
-        cells |= self._windows(rows, times, encoded, observations, groups)
+    def answer(self, labels: pa.Table, rows: SourceRows) -> dict[str, Cells]:
+        """Answer every label row, in its order, from prepared source rows."""
+        keys = encode_keys(
+            {right: rows.table.column(right) for right in self.spec.keys.values()},
+            {right: labels.column(left) for left, right in self.spec.keys.items()},
+            row_scope=None if rows.scopes is None else rows.scopes.rows,
+            observation_scope=None if rows.scopes is None else rows.scopes.labels,
+        )
+        moments, valid = instants(labels.column(self.observation_time), self.observation_time)
+        observations = Observations(keys.observations, moments, valid)
+        encoded = replace(rows.encoded, key=keys.rows)
+        cells = self._latest(rows, encoded, observations, keys.groups)
+        cells |= self._windows(rows, encoded, observations, keys.groups)
         return {f"{self.name}__{feature}": cells[feature] for feature in self.spec.features}
 
-    def _encode(
-        self, labels: pa.Table, rows: pa.Table, times: Times, scopes: Scopes | None
-    ) -> tuple[Rows, Observations, int]:
-        admitted = pc.filter(rows, pa.array(times.admitted)) if not times.admitted.all() else rows
-        row_scope = None if scopes is None else scopes.rows[times.admitted]
-        left = [(c, labels.column(c)) for c in self.spec.keys]
-        right = [(c, admitted.column(c)) for c in self.spec.keys.values()]
-        keys = encode_keys(left, right, None if scopes is None else scopes.labels, row_scope)
-        moments, valid = instants(labels.column(self.observation_time), self.observation_time)
-        identities = rank_identities([(c, admitted.column(c)) for c in self.source.row_id], row_scope)
-        encoded = Rows(
-            key=keys.right,
-            event_time=times.event[times.admitted],
-            available_time=times.available[times.admitted],
-            sequence=_integers(admitted, self.source.sequence),
-            deleted=_flags(admitted, self.source.deleted),
-            row_id=identities,
-        )
-        return encoded, Observations(keys.left, moments, valid), keys.groups
-
-    def _latest(self, rows: pa.Table, encoded: Rows, observations: Observations, groups: int) -> dict[str, Cells]:
-        features = self.spec.latest_features()
-        origin = np.flatnonzero(self.clock.times(rows).admitted) if features else np.empty(0, np.int64)
+    def _latest(self, rows: SourceRows, encoded: Rows, observations: Observations, groups: int) -> dict[str, Cells]:
+        lookback = None if self.spec.lookback is None else duration_us(self.spec.lookback)
         answers: dict[str, kernel.Latest] = {}
         cells: dict[str, Cells] = {}
-        for name, feature in features.items():
-            column = rows.column(feature.latest).combine_chunks()
-            null = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False))[origin]
+        for name, feature in self.spec.latest_features().items():
+            column = rows.table.column(feature.latest)
+            null = np.asarray(pc.is_null(column).to_numpy())
             # Under row_wins the chosen row does not depend on the column: one answer serves all features.
             shared = feature.latest if self.spec.null_policy == "last_known" else ""
             if shared not in answers:
@@ -107,33 +125,31 @@ class CompiledView:
                     observations,
                     groups=groups,
                     boundary=self.spec.boundary,
-                    lookback=None if self.spec.lookback is None else duration_us(self.spec.lookback),
+                    lookback=lookback,
                     null_policy=self.spec.null_policy,
                     null=null if shared else None,
                     tie_break_row_id="row_id" in self.spec.tie_break,
                 )
-            cells[name] = _latest_cells(answers[shared], column, origin, null)
+            answer = answers[shared] if lookback is None else _forget(answers[shared], observations, lookback)
+            cells[name] = _latest_cells(answer, column, rows.origin, null)
         return cells
 
-    def _windows(
-        self, rows: pa.Table, times: Times, encoded: Rows, observations: Observations, groups: int
-    ) -> dict[str, Cells]:
+    def _windows(self, rows: SourceRows, encoded: Rows, observations: Observations, groups: int) -> dict[str, Cells]:
         features = self.spec.window_features()
         cells: dict[str, Cells] = {}
         for column in dict.fromkeys(f.window for f in features.values()):
             wanted = {n: f for n, f in features.items() if f.window == column}
             durations = sorted({duration_us(f.duration) for f in wanted.values()})
-            aggregates = sorted({f.aggregate for f in wanted.values()})
-            values, null = _numbers(rows.column(column), column)
+            values, null = _numbers(rows.table.column(column), column)
             answers = kernel.window(
                 encoded,
                 observations,
-                values[times.admitted],
-                null[times.admitted],
+                values,
+                null,
                 groups=groups,
                 boundary=self.spec.boundary,
                 durations=durations,
-                aggregates=aggregates,
+                aggregates=sorted({f.aggregate for f in wanted.values()}),
             )
             for name, feature in wanted.items():
                 answer = answers[durations.index(duration_us(feature.duration))]
@@ -165,9 +181,13 @@ class FeaturePlan:
 
     def execute(self, labels: pa.Table, sources: Mapping[str, pa.Table]) -> dict[str, Cells]:
         """Every feature for every label row. `labels` holds the label inputs only, never the target."""
+        prepared: dict[tuple[str, Clock], SourceRows] = {}
         cells: dict[str, Cells] = {}
         for view in self.views.values():
-            cells |= view.answer(labels, sources[view.spec.source])
+            key = (view.spec.source, view.clock)
+            if key not in prepared:
+                prepared[key] = prepare(view.source, view.clock, sources[view.spec.source])
+            cells |= view.answer(labels, prepared[key])
         for name in self.custom:
             cells[name] = self.run_custom(name, labels, sources)
         return cells | self.run_derived(labels, cells)
@@ -214,14 +234,33 @@ def _compile_view(spec: PipelineSpec, name: str, view: FeatureViewSpec) -> Compi
     return CompiledView(name, view, source, clock_of(source, view), spec.label.observation_time)
 
 
-def _latest_cells(answer: kernel.Latest, column: pa.Array, origin: NDArray[np.int64], null: NDArray[np.bool_]) -> Cells:
+def _forget(answer: kernel.Latest, observations: Observations, lookback: int) -> kernel.Latest:
+    """Answers that expired more than one further look-back ago become `before_first`.
+
+    How far back rows are read must not show in a cell: an expired row is remembered for exactly one more look-back,
+    which `features.reach` guarantees to have read.
+    """
+    old = (answer.reason == Reason.EXPIRED) & (answer.event_time < observations.time - 2 * lookback)
+    return replace(
+        answer,
+        row=np.where(old, -1, answer.row),
+        has_event_time=answer.has_event_time & ~old,
+        reason=np.where(old, np.int8(Reason.BEFORE_FIRST), answer.reason),
+    )
+
+
+def _latest_cells(
+    answer: kernel.Latest, column: pa.ChunkedArray, origin: NDArray[np.int64], null: NDArray[np.bool_]
+) -> Cells:
     found = answer.row >= 0
-    chosen = np.where(found, origin[answer.row] if len(origin) else -1, -1)
     reason = answer.reason.copy()
     hit = reason == Reason.HIT
-    reason[hit & null[np.where(hit, answer.row, 0)] if len(null) else hit & False] = Reason.NULL_VALUE
-    value = pc.take(column, pa.array(chosen, mask=~hit))
-    return Cells(value, _timestamps(answer.event_time, answer.has_event_time), reason, chosen)
+    reason[hit] = np.where(null[answer.row[hit]], np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
+    value = pc.take(column, pa.array(answer.row, mask=~hit))
+    chosen = np.full(len(found), -1, dtype=np.int64)
+    chosen[found] = origin[answer.row[found]]
+    plain = value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+    return Cells(plain, _timestamps(answer.event_time, answer.has_event_time), reason, chosen)
 
 
 def _function_cells(name: str, compiled: CompiledFunction, result: pa.Array | pa.ChunkedArray, expected: int) -> Cells:
@@ -238,6 +277,12 @@ def _function_cells(name: str, compiled: CompiledFunction, result: pa.Array | pa
 
 def _timestamps(moments: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
     return pa.array(moments, mask=~present).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _identities(rows: pa.Table, columns: tuple[str, ...], scope: Scope) -> NDArray[np.int64]:
+    """Ranks of row identities; rows of different worlds are different events."""
+    ranks = encode_identity({c: rows.column(c) for c in columns})
+    return ranks if scope is None else scope * (int(ranks.max(initial=0)) + 1) + ranks
 
 
 def _integers(rows: pa.Table, column: str | None) -> NDArray[np.int64]:

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headway.declaration import PipelineSpec, duration_us
-from headway.features.clocks import Clock, Times, clock_of
+from headway.features.clocks import Clock, Times, clock_of, instants
 from headway.features.kernel import collapse
-from headway.features.kernel.encode import instants
-from headway.features.plan import Cells, CompiledView, FeaturePlan, Scopes
+from headway.features.plan import Cells, CompiledView, FeaturePlan, Scopes, SourceRows, prepare
+from headway.features.reach import memory
 
 Boundary = Literal["lt", "le"]
 Variant = Literal["deleted", "poisoned"]
@@ -95,6 +95,12 @@ class _Group:
     boundary: Boundary
     views: dict[str, CompiledView]
     custom: tuple[str, ...]
+
+    @property
+    def memory(self) -> int | None:
+        """How far back the group's views look; None when something in it may look at all of the past."""
+        unlimited = any(v.spec.latest_features() and v.spec.lookback is None for v in self.views.values())
+        return None if self.custom or unlimited else max(memory(v.spec) for v in self.views.values())
 
 
 def prove(
@@ -176,7 +182,7 @@ def _adversarial(
     times: NDArray[np.int64],
     valid: NDArray[np.bool_],
 ) -> tuple[Trial, list[Finding]]:
-    rows = sources[group.source]
+    rows = sources[group.source] if group.custom else _needed(sources[group.source], spec, group)
     truth = group.clock.times(rows)
     moments, world = np.unique(times[valid], return_inverse=True)
     asked = np.flatnonzero(valid)
@@ -186,10 +192,14 @@ def _adversarial(
     for first in range(0, len(moments), step):
         inside = (world >= first) & (world < first + step)
         picked, scope = asked[inside], world[inside] - first
-        visible = _passes(truth.known[None, :], moments[first : first + step, None], group.boundary)
-        visible &= truth.admitted[None, :]
-        altered += int(visible.size - visible.sum())
-        answer = _run_worlds(plan, group, variant, labels.take(pa.array(picked)), scope, rows, visible, spec)
+        at = moments[first : first + step, None]
+        visible = _passes(truth.known[None, :], at, group.boundary) & truth.admitted[None, :]
+        hidden = ~visible
+        altered += int(hidden.sum())
+        if group.memory is not None:
+            # What a view has forgotten by then is left out as well: it may not matter either.
+            visible &= truth.event[None, :] >= at - group.memory
+        answer = _run_worlds(plan, group, variant, labels.take(pa.array(picked)), scope, rows, visible, hidden, spec)
         for name, cell in answer.items():
             mask = differs.setdefault(name, np.zeros(len(labels), dtype=np.bool_))
             mask[picked] = _different(cell, cells[name], picked)
@@ -207,23 +217,37 @@ def _run_worlds(
     scope: NDArray[np.int64],
     rows: pa.Table,
     visible: NDArray[np.bool_],
+    hidden: NDArray[np.bool_],
     spec: PipelineSpec,
 ) -> dict[str, Cells]:
     """Answers for label rows that each live in a world (`scope`) with its own altered copy of the source."""
-    if visible.all():
-        unaltered = {n: c for v in group.views.values() for n, c in v.answer(labels, rows).items()}
-        return unaltered | {n: plan.run_custom(n, labels, {group.source: rows}) for n in group.custom}
+    if not hidden.any():
+        return _answers(plan, group, spec, labels, rows, None)
     if variant == "deleted":
         row_scope, index = np.nonzero(visible)
         world_rows = rows.take(pa.array(index))
     else:
-        row_scope, index = np.divmod(np.arange(visible.size), rows.num_rows)
+        row_scope, index = np.nonzero(visible | hidden)
         both = pa.concat_tables([rows, _poison(rows, _value_columns(spec, group))]).unify_dictionaries()
-        world_rows = both.take(pa.array(index + rows.num_rows * ~visible.ravel()))
-    scopes = Scopes(scope, row_scope)
-    cells = {n: c for v in group.views.values() for n, c in v.answer(labels, world_rows, scopes).items()}
+        world_rows = both.take(pa.array(index + rows.num_rows * hidden[row_scope, index]))
+    return _answers(plan, group, spec, labels, world_rows, Scopes(scope, row_scope))
+
+
+def _answers(
+    plan: FeaturePlan, group: _Group, spec: PipelineSpec, labels: pa.Table, rows: pa.Table, scopes: Scopes | None
+) -> dict[str, Cells]:
+    cells: dict[str, Cells] = {}
+    prepared: dict[Clock, SourceRows] = {}
+    for view in group.views.values():
+        # The plan's clock, not the declared one: what the plan believes is what is on trial.
+        if view.clock not in prepared:
+            prepared[view.clock] = prepare(spec.sources[group.source], view.clock, rows, scopes)
+        cells |= view.answer(labels, prepared[view.clock])
     for name in group.custom:
-        cells[name] = _custom_world_by_world(plan, name, group.source, labels, scopes, world_rows)
+        if scopes is None:
+            cells[name] = plan.run_custom(name, labels, {group.source: rows})
+        else:
+            cells[name] = _custom_world_by_world(plan, name, group.source, labels, scopes, rows)
     return cells
 
 
@@ -244,6 +268,17 @@ def _custom_world_by_world(
         pa.concat_arrays([p.event_time for p in parts]).take(back),
         np.concatenate([p.reason for p in parts])[back.to_numpy()],
     )
+
+
+def _needed(rows: pa.Table, spec: PipelineSpec, group: _Group) -> pa.Table:
+    """The columns that views can read; worlds hold many copies of them."""
+    source = spec.sources[group.source]
+    clocks = [c for v in group.views.values() for c in (v.clock.event, v.clock.available)]
+    named = {*source.row_id, source.sequence, source.deleted, group.clock.event, group.clock.available, *clocks}
+    for view in group.views.values():
+        named |= {*view.spec.keys.values(), *(f.latest for f in view.spec.latest_features().values())}
+        named |= {f.window for f in view.spec.window_features().values()}
+    return rows.select([c for c in rows.column_names if c in named])
 
 
 def _value_columns(spec: PipelineSpec, group: _Group) -> list[str]:
@@ -275,8 +310,7 @@ def _poisonous(values: pa.Array) -> pa.Array:
         return pc.add(pc.fill_null(values.cast(pa.int64()), 0), shift).cast(kind)
     if pa.types.is_date(kind):
         return pc.add(pc.fill_null(values.cast(pa.int32()), 0), pa.scalar(1, pa.int32())).cast(kind)
-    far = pa.scalar(-1_000_003, kind) if pa.types.is_integer(kind) else pa.scalar(-1.000003e12, kind)
-    return pc.subtract(far, pc.fill_null(values, pa.scalar(1).cast(kind)))
+    return pc.subtract(pa.scalar(-1_000_003).cast(kind), pc.fill_null(values, pa.scalar(1).cast(kind)))
 
 
 def _different(now: Cells, before: Cells, picked: NDArray[np.int64]) -> NDArray[np.bool_]:

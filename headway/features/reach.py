@@ -44,10 +44,14 @@ def event_interval(source: SourceSpec, window: tuple[int, int]) -> Interval:
 
 
 def memory(view: FeatureViewSpec) -> int:
-    """How far back a view looks from an observation, in microseconds."""
+    """How far back from an observation a row can show in a cell, in microseconds.
+
+    A window forgets after its duration. A `latest` answer expires after the look-back and stays visible as expired for
+    one more.
+    """
     durations = [duration_us(f.duration) for f in view.window_features().values()]
     if view.latest_features() and view.lookback is not None:
-        durations.append(duration_us(view.lookback))
+        durations.append(2 * duration_us(view.lookback))
     return max(durations, default=0)
 
 

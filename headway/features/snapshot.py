@@ -17,9 +17,9 @@ from headway.datasets.partitions import PartitionScheme
 from headway.declaration import PipelineSpec, duration_us
 from headway.errors import HeadwayError
 from headway.features.assemble import details_table, null_shares, parquet_bytes, table_digest, values_table
+from headway.features.clocks import instants
 from headway.features.contract import code_digest, contract, contract_digest
 from headway.features.inputs import PinnedInputs, RowReader, pin_inputs
-from headway.features.kernel.encode import instants
 from headway.features.labels import LabelRows, label_rows
 from headway.features.plan import Cells, FeaturePlan, compile_plan
 from headway.features.proof import Proof, prove

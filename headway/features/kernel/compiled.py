@@ -257,7 +257,8 @@ def exponent_range(bits: Ints, null: Flags) -> tuple[int, int]:
         e = max(biased, 1) - 1075
         if e + SIGNIFICANT > high:
             high = e + SIGNIFICANT
-        if e < low:
+        # Most values share their lowest bits with the ones before; only a lower bit needs the slow search for it.
+        if e < low and (low - e > 52 or m & ((1 << (low - e)) - 1) != 0):
             while m & 1 == 0:
                 m >>= 1
                 e += 1

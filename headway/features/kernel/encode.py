@@ -193,6 +193,9 @@ def scope_part(rows: Ints, observations: Ints) -> tuple[Ints, Ints, int]:
     for array in (rows, observations):
         if array.dtype != np.int64 or (len(array) and int(array.min()) < 0):
             raise KernelInputError(f"a scope holds {array.dtype} or a negative number", "use int64 >= 0")
+    size = int(rows.max(initial=-1)) + 1
+    if size <= BITMAP_LIMIT:
+        return rows, np.where(observations < size, observations, UNKNOWN_KEY), size
     values = np.unique(rows)
     return np.searchsorted(values, rows), known_or_unknown(values, observations), len(values)
 
@@ -207,6 +210,10 @@ def known_or_unknown(values: Ints, wanted: Ints) -> Ints:
 
 def key_part(name: str, rows: Arrow, observations: Arrow | None) -> tuple[Ints, Ints, int]:
     """Codes of one part on both sides, and the number of its distinct values in the rows."""
+    if pa.types.is_dictionary(rows.type):
+        words, indices = dictionary(rows)
+        of_words, wanted, size = key_part(name, words, observations)
+        return np.where(indices < 0, NULL_KEY, of_words[indices]) if len(words) else indices, wanted, size
     family, row_values = plain(name, rows)
     wanted: Arrow = row_values[:0]
     if observations is not None:
@@ -224,6 +231,19 @@ def key_part(name: str, rows: Arrow, observations: Arrow | None) -> tuple[Ints, 
     distinct = pc.drop_null(pc.unique(row_values))
     distinct = distinct.take(pc.array_sort_indices(distinct))
     return codes(row_values, distinct, UNKNOWN_KEY), codes(wanted, distinct, UNKNOWN_KEY), len(distinct)
+
+
+def dictionary(column: Arrow) -> tuple[pa.Array, Ints]:
+    """Values of a dictionary-encoded column, and for each entry the position of its value, -1 where null.
+
+    Encoding the few values once is what makes long columns cheap.
+    """
+    whole = column.unify_dictionaries().combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(whole, pa.ChunkedArray):
+        whole = pa.concat_arrays(whole.chunks)
+    indices = whole.indices
+    filled = indices.fill_null(-1) if indices.null_count else indices
+    return whole.dictionary, filled.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def codes(column: Arrow, distinct: pa.Array, absent: int) -> Ints:
@@ -289,6 +309,8 @@ def refuse_other_forms(name: str, text: Arrow) -> None:
 
 def paired(first: Ints, second: Ints, size: int) -> Ints:
     """One code for two; a null in either wins over an unknown in either."""
+    if not len(first) or (int(first.min()) >= 0 and int(second.min()) >= 0):
+        return first * size + second
     bad = np.where((first == NULL_KEY) | (second == NULL_KEY), NULL_KEY, UNKNOWN_KEY)
     return np.where((first < 0) | (second < 0), bad, first * size + second)
 
