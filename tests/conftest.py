@@ -1,10 +1,13 @@
 """Fixtures that several test folders share."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.postgres import Postgres, running_postgres
+
+from headway.catalog import open_catalog
 
 
 @pytest.fixture(scope="session")
@@ -15,12 +18,41 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a fresh, empty database, once on SQLite and once on PostgreSQL."""
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database, once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'catalog.db'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
     url = server.fresh_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite catalog to copy from."""
+    file = tmp_path_factory.mktemp("migrated") / "catalog.db"
+    open_catalog(f"sqlite:///{file}").close()
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres: Postgres) -> str:
+    """The URL of a migrated PostgreSQL catalog to copy from."""
+    url = postgres.fresh_database()
+    open_catalog(url).close()
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh catalog without tenants, once on SQLite and once on PostgreSQL."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "catalog.db")
+        yield f"sqlite:///{tmp_path / 'catalog.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.fresh_database(request.getfixturevalue("migrated_postgres"))
     yield url
     server.drop_database(url)

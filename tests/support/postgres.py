@@ -33,19 +33,27 @@ class Postgres:
     data: Path
     process: subprocess.Popen[bytes]
 
-    def fresh_database(self, prefix: str = "test") -> str:
-        """Make an empty database owned by an ordinary role, which row security binds; return its URL."""
-        name = f"{prefix}_{secrets.token_hex(6)}"
+    def fresh_database(self, template_url: str | None = None) -> str:
+        """Make a database owned by an ordinary role, which row security binds; return its URL.
+
+        It is empty, or a copy of the database at `template_url` (to which nobody may be connected).
+        """
+        name = f"test_{secrets.token_hex(6)}"
+        template = "template1" if template_url is None else _name(template_url)
         with psycopg.connect(host=str(self.socket), user="postgres", dbname="postgres", autocommit=True) as admin:
-            statement = sql.SQL("CREATE DATABASE {} OWNER {}")
-            admin.execute(statement.format(sql.Identifier(name), sql.Identifier(ROLE)))
+            statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}")
+            names = (sql.Identifier(word) for word in (name, ROLE, template))
+            admin.execute(statement.format(*names))
         return f"postgresql://{ROLE}@/{name}?host={self.socket}"
 
     def drop_database(self, url: str) -> None:
         """Drop a database that `fresh_database` made, with whatever is still connected to it."""
-        name = url.partition("@/")[2].partition("?")[0]
         with psycopg.connect(host=str(self.socket), user="postgres", dbname="postgres", autocommit=True) as admin:
-            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(_name(url))))
+
+
+def _name(url: str) -> str:
+    return url.partition("@/")[2].partition("?")[0]
 
 
 @contextmanager
