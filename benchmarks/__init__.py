@@ -1,0 +1,1 @@
+"""Benchmarks: run by hand through make, never part of the tests."""
