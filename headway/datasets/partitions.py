@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.datasets.zones import DAY_US, iso, local_to_utc, utc_to_local, zone_of
+from headway.datasets.zones import DAY_US, END_OF_TIME_US, iso, local_to_utc, utc_to_local, zone_of
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_PARTITIONS = 20_000
 HOUR_US = 3_600_000_000
+
 _EPOCH_DAY = date(1970, 1, 1)
 
 
@@ -94,7 +95,7 @@ class PartitionScheme:
         if self.cadence == "hourly":
             start = _day_number(day) * DAY_US + hour * HOUR_US
             return start, start + HOUR_US
-        return self._midnight(day), self._midnight(self._next(day))
+        return self._midnight(day), self._end_of(day)
 
     def keys(self, now: int | None = None) -> tuple[str, ...]:
         """All keys in order, up to `end`, or those closed at `now` when there is no end.
@@ -190,6 +191,12 @@ class PartitionScheme:
         if self.cadence == "monthly":
             return (day.replace(day=1) + timedelta(days=32)).replace(day=1)
         return day + timedelta(days=7 if self.cadence == "weekly" else 1)
+
+    def _end_of(self, day: date) -> int:
+        try:
+            return self._midnight(self._next(day))
+        except OverflowError:
+            return END_OF_TIME_US
 
     def _midnight(self, day: date) -> int:
         """First instant of a local day. A midnight that a clock change skips or repeats is its first instant."""

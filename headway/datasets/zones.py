@@ -17,6 +17,7 @@ from headway.errors import HeadwayError
 DAY_US = 86_400_000_000
 NO_LOCAL_TIME = np.iinfo(np.int64).max
 OK, NONEXISTENT, AMBIGUOUS, OUT_OF_RANGE = 0, 1, 2, 3
+END_OF_TIME_US = 253_402_300_800_000_000  # 9999-12-31T24:00Z, where the calendar ends
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock, deliberately without a zone
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _PROBES_PER_DAY = 8  # no zone has changed its offset and changed it back within three hours
@@ -80,6 +81,8 @@ def utc_to_local(utc: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
 
 def iso(instant: int) -> str:
     """An instant as ISO 8601 text in UTC, for messages."""
+    if instant == END_OF_TIME_US:
+        return "9999-12-31T24:00:00Z"
     text = (_EPOCH_UTC + timedelta(microseconds=instant)).isoformat(timespec="auto")
     return text.replace("+00:00", "Z")
 

@@ -2,12 +2,78 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from click.testing import CliRunner, Result
+
+from headway.cli.main import main
 
 Suite = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DatasetBench:
+    """A pipeline folder with its own home, driven through `headway datasets` as a person would."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        """The home of this bench's catalog and store."""
+        return self.folder.parent / "home"
+
+    def write(self, readings: Mapping[str, Any], data: str | bytes = "", **more: Any) -> None:  # noqa: ANN401
+        """Write the pipeline with `data` as data.csv; further arguments as `write_pipeline`."""
+        files = {"data.csv": data, **more.pop("files", {})}
+        write_pipeline(self.folder, readings, files=files, **more)
+
+    def run(self, command: str, *arguments: str, source: str = "readings") -> Result:
+        """`headway datasets COMMAND --pipeline FOLDER --source SOURCE ...`; an unexpected exception fails the test."""
+        options = ["--pipeline", str(self.folder), "--source", source]
+        return self.headway("datasets", command, *options, *arguments)
+
+    def headway(self, *arguments: str) -> Result:
+        """The `headway` command in this bench's home."""
+        result = CliRunner().invoke(main, list(arguments), env={"HEADWAY_HOME": str(self.home), "COLUMNS": "200"})
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
+
+    def canonical(self, *names: str) -> dict[str, Any]:
+        """What `canonical --json` says about files of the folder (data.csv by default)."""
+        return json.loads(self.run("canonical", *self._paths(names), "--json", "--limit", "0").stdout)
+
+    def ingest(self, *names: str) -> list[dict[str, Any]]:
+        """What `ingest --json` says."""
+        return json.loads(self.run("ingest", *self._paths(names), "--json").stdout)
+
+    def digest(self, *names: str) -> str:
+        """The content digest that `digest` prints."""
+        result = self.run("digest", *self._paths(names))
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()[0]
+
+    def refusal(self, command: str = "ingest", *names: str) -> str:
+        """The one line of a refusal; the test fails when the command is not refused."""
+        result = self.run(command, *self._paths(names))
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.output
+        return result.stderr
+
+    def show(self, partition: str = "") -> dict[str, Any]:
+        """What `show --json` says about the current version of a partition."""
+        reference = f"{self.folder.name}/readings" + (f"/{partition}" if partition else "")
+        return json.loads(self.headway("datasets", "show", reference, "--json").stdout)
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The current versions of the source."""
+        return json.loads(self.run("list", "--json").stdout)
+
+    def _paths(self, names: Sequence[str]) -> list[str]:
+        return [str(self.folder / name) for name in names or ("data.csv",)]
+
 
 NOT_NULL = {"type": "expect_column_values_to_not_be_null", "severity": "critical"}
 LABEL_SOURCE: dict[str, Any] = {
