@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 
@@ -38,7 +38,7 @@ class ModelPipeline(dg.Component):
         return PipelineSpec
 
     @classmethod
-    def load(cls, attributes: PipelineSpec, context: dg.ComponentLoadContext) -> ModelPipeline:
+    def load(cls, attributes: Any, context: dg.ComponentLoadContext) -> Self:  # noqa: ANN401 - Dagster's signature
         """Keep the validated declaration."""
         return cls(attributes)
 

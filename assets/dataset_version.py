@@ -1,7 +1,5 @@
 """Stage `dataset_version`: raw files to validated, immutable versions, one asset per source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +49,7 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
             "dagster/table_name": f"{spec.name}.{source}",
         },
     )
-    def dataset_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult[Any]:
+    def dataset_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.datasets.ingest import ingest
 
         die_with_parent()
@@ -87,7 +85,7 @@ def _code_version(pipeline: Pipeline, declared: SourceSpec) -> str:
     return digest_json({"declared": declared.model_dump(mode="json"), "code": code})[7:19]
 
 
-def _without_values(work: Callable[[], list[IngestOutcome]]) -> list[IngestOutcome]:
+def _without_values(work: "Callable[[], list[IngestOutcome]]") -> "list[IngestOutcome]":
     """Run the ingest; a refusal reaches Dagster's log without the offending value."""
     from headway.datasets.refusal import DeliveryRefused
 
@@ -100,7 +98,7 @@ def _without_values(work: Callable[[], list[IngestOutcome]]) -> list[IngestOutco
         ) from None
 
 
-def _progress_line(outcome: IngestOutcome, done: int, total: int) -> str:
+def _progress_line(outcome: "IngestOutcome", done: int, total: int) -> str:
     return (
         f"{done}/{total} {outcome.partition or outcome.dataset} {outcome.status}: {outcome.rows} rows, "
         f"{outcome.rows_quarantined} quarantined in {outcome.seconds:.2f} s"
@@ -108,7 +106,7 @@ def _progress_line(outcome: IngestOutcome, done: int, total: int) -> str:
 
 
 def _refuse_dependent_snapshots(
-    platform: Platform, pipeline: Pipeline, source: str, outcomes: Sequence[IngestOutcome]
+    platform: Platform, pipeline: Pipeline, source: str, outcomes: "Sequence[IngestOutcome]"
 ) -> None:
     """Label rows in quarantine mean that there is no snapshot: recorded now, however the snapshot is launched later."""
     from headway.features.refusal import refuse_quarantined_labels
@@ -120,7 +118,9 @@ def _refuse_dependent_snapshots(
         refuse_quarantined_labels(platform.services(), pipeline.spec, bad)
 
 
-def _fail_when_missing(context: dg.AssetExecutionContext, key: dg.AssetKey, outcomes: Sequence[IngestOutcome]) -> None:
+def _fail_when_missing(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, outcomes: "Sequence[IngestOutcome]"
+) -> None:
     """Fail the step when a partition has no version; its neighbours' versions are reported before."""
     failed = [o for o in outcomes if o.status == "failed"]
     if not failed:
@@ -130,11 +130,18 @@ def _fail_when_missing(context: dg.AssetExecutionContext, key: dg.AssetKey, outc
             context.log_event(
                 dg.AssetMaterialization(key, partition=outcome.partition or None, metadata=_metadata(outcome))
             )
-    shown = "; ".join(o.error.redacted() if hasattr(o.error, "redacted") else o.reason for o in failed[:10])
+    shown = "; ".join(_withheld(o) for o in failed[:10])
     raise dg.Failure(f"{len(failed)} of {len(outcomes)} partitions have no version: {shown}", allow_retries=False)
 
 
-def _metadata(outcome: IngestOutcome) -> dict[str, Any]:
+def _withheld(outcome: "IngestOutcome") -> str:
+    """The reason of a failure without any value of the data."""
+    from headway.datasets.refusal import DeliveryRefused
+
+    return outcome.error.redacted() if isinstance(outcome.error, DeliveryRefused) else outcome.reason
+
+
+def _metadata(outcome: "IngestOutcome") -> dict[str, Any]:
     version = outcome.version
     assert version is not None
     facts: dict[str, Any] = {
@@ -163,7 +170,7 @@ def _instant(moment: int) -> str:
     return iso(moment)
 
 
-def _range_digest(outcomes: Sequence[IngestOutcome]) -> str:
+def _range_digest(outcomes: "Sequence[IngestOutcome]") -> str:
     """One partition: its content digest. A range: Dagster stamps one version on all, so the digest of all digests."""
     from trainer.blobs import digest_json
 
@@ -172,7 +179,7 @@ def _range_digest(outcomes: Sequence[IngestOutcome]) -> str:
 
 
 def _check(
-    key: dg.AssetKey, name: str, declared: SourceSpec, outcomes: Sequence[IngestOutcome], platform: Platform
+    key: dg.AssetKey, name: str, declared: SourceSpec, outcomes: "Sequence[IngestOutcome]", platform: Platform
 ) -> dg.AssetCheckResult:
     if name == "quality":
         return _quality(key, declared, outcomes, platform)
@@ -190,7 +197,7 @@ def _check(
 
 
 def _quality(
-    key: dg.AssetKey, declared: SourceSpec, outcomes: Sequence[IngestOutcome], platform: Platform
+    key: dg.AssetKey, declared: SourceSpec, outcomes: "Sequence[IngestOutcome]", platform: Platform
 ) -> dg.AssetCheckResult:
     """One result for all partitions of the step, with a table by partition and, for a range, a plot.
 
@@ -229,7 +236,7 @@ def _quality(
     )
 
 
-def _row(outcome: IngestOutcome) -> dict[str, str | int | float | bool | None]:
+def _row(outcome: "IngestOutcome") -> dict[str, str | int | float | bool | None]:
     status = outcome.version.status if outcome.version is not None else outcome.status
     return {
         "partition": outcome.partition,

@@ -211,7 +211,7 @@ def _summary(
     published = {p: s.snapshot for p, s in snapshots.items() if s.status == "published" and s.snapshot is not None}
     excluded: dict[str, int] = {}
     for snapshot in published.values():
-        for reason, count in snapshot.excluded.items():
+        for reason, count in snapshot.facts.excluded.items():
             excluded[reason] = excluded.get(reason, 0) + count
     print(
         f"{'snapshots':<10} {len(published):>4} published, each with its leakage proof, "

@@ -1,7 +1,5 @@
 """Stage `feature_snapshot`: point-in-time features of the label rows of a partition, with their leakage proof."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +55,7 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
             "dagster/column_lineage": column_lineage(spec, source_keys),
         },
     )
-    def feature_snapshot(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult[Any]:
+    def feature_snapshot(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.features.parallel import build_parallel
 
         die_with_parent()
@@ -85,11 +83,11 @@ def _code_version(pipeline: Pipeline) -> str:
     return code_digest(pipeline)[7:19]
 
 
-def _progress_line(done: int, total: int, outcome: SnapshotOutcome) -> str:
+def _progress_line(done: int, total: int, outcome: "SnapshotOutcome") -> str:
     return f"{done}/{total} {outcome.partition} {outcome.status}: {outcome.rows} rows in {outcome.seconds:.2f} s"
 
 
-def _metadata(outcome: SnapshotOutcome) -> dict[str, Any]:
+def _metadata(outcome: "SnapshotOutcome") -> dict[str, Any]:
     snapshot = outcome.snapshot
     facts: dict[str, Any] = {
         "status": outcome.status,
@@ -101,7 +99,7 @@ def _metadata(outcome: SnapshotOutcome) -> dict[str, Any]:
         facts |= {
             "snapshot_id": snapshot.snapshot_id,
             "content_digest": snapshot.content_digest,
-            "proof_digest": snapshot.proof_digest,
+            "proof_digest": snapshot.facts.proof_digest,
             "feature_set_version": snapshot.feature_set_version,
             "inputs": len(snapshot.inputs),
             "verify": dg.MetadataValue.md(f"`headway snapshots verify {snapshot.snapshot_id}`"),
@@ -109,7 +107,7 @@ def _metadata(outcome: SnapshotOutcome) -> dict[str, Any]:
     return guarded(facts)
 
 
-def _range_digest(outcomes: Sequence[SnapshotOutcome]) -> str:
+def _range_digest(outcomes: "Sequence[SnapshotOutcome]") -> str:
     """One partition: its content digest. A range: Dagster stamps one version on all, so the digest of all digests."""
     from trainer.blobs import digest_json
 
@@ -121,14 +119,16 @@ def _range_digest(outcomes: Sequence[SnapshotOutcome]) -> str:
     )
 
 
-def _fail_when_unusable(outcomes: Sequence[SnapshotOutcome], alone: bool) -> None:
+def _fail_when_unusable(outcomes: "Sequence[SnapshotOutcome]", alone: bool) -> None:
     failed = [o for o in outcomes if o.status == "failed" or (alone and o.status == "refused" and not o.checks)]
     if failed:
         shown = "; ".join(f"{o.partition}: {o.reason}" for o in failed[:10])
         raise dg.Failure(f"{len(failed)} of {len(outcomes)} snapshots not built: {shown}", allow_retries=False)
 
 
-def _check(key: dg.AssetKey, name: str, outcomes: Sequence[SnapshotOutcome], platform: Platform) -> dg.AssetCheckResult:
+def _check(
+    key: dg.AssetKey, name: str, outcomes: "Sequence[SnapshotOutcome]", platform: Platform
+) -> dg.AssetCheckResult:
     """One result for all partitions of the step; a partition refused for another reason did not get that far."""
     found = [(o, c) for o in outcomes for c in o.checks if c.name == name]
     broken = [o.partition for o, c in found if not c.passed]

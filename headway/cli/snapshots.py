@@ -107,14 +107,14 @@ def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None
         "partition": snapshot.partition,
         "feature_set_version": snapshot.feature_set_version,
         "rows": snapshot.rows,
-        "observed_from": _instant(snapshot.as_of_min),
-        "observed_to": _instant(snapshot.as_of_max),
+        "observed_from": _instant(snapshot.facts.as_of_min),
+        "observed_to": _instant(snapshot.facts.as_of_max),
         "content_digest": snapshot.content_digest,
-        "proof_digest": snapshot.proof_digest,
-        "excluded": dict(snapshot.excluded),
-        "watermarks": {s: _instant(w) for s, w in snapshot.source_watermarks.items()},
+        "proof_digest": snapshot.facts.proof_digest,
+        "excluded": dict(snapshot.facts.excluded),
+        "watermarks": {s: _instant(w) for s, w in snapshot.facts.source_watermarks.items()},
         "inputs": [f"{i.dataset} version {i.version}" for i in snapshot.inputs],
-        "skipped_inputs": snapshot.metadata.get("skipped_inputs"),
+        "skipped_inputs": snapshot.facts.metadata.get("skipped_inputs"),
     }
     if as_json:
         click.echo(json.dumps(document, indent=2))

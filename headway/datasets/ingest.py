@@ -77,6 +77,7 @@ class IngestOutcome:
     rows_rejected: int = 0
     rows_quarantined: int = 0
     exact_duplicates: int = 0
+    null_cells: int = 0
     content_digest: str | None = None
     event_times: tuple[int, int] | None = None
     window: tuple[int, int] | None = None
@@ -390,7 +391,7 @@ def _publish_some(job: _Job, delivery: Delivery, parts: Sequence[_Part], current
     for i, part in enumerate(parts):
         started = time.perf_counter()
         verdict, repeated = _judge(job, part, evaluations.get(i), current.get(part.key))
-        outcome = _publish(job, delivery, part, verdict, repeated)
+        outcome = _publish(job, delivery, part, verdict, repeated, current.get(part.key))
         job.done(_timed(outcome, shared + time.perf_counter() - started))
 
 
@@ -424,9 +425,16 @@ def _identity_loss(job: _Job, part: _Part, current: DatasetVersion | None) -> fl
     return plain.join(now, keys=names, join_type="left anti").num_rows / before.num_rows
 
 
-def _publish(job: _Job, delivery: Delivery, part: _Part, verdict: Verdict | None, repeated: int) -> IngestOutcome:
+def _publish(
+    job: _Job,
+    delivery: Delivery,
+    part: _Part,
+    verdict: Verdict | None,
+    repeated: int,
+    current: DatasetVersion | None,
+) -> IngestOutcome:
     catalog, principal = job.services.catalog, job.services.principal
-    version = catalog.register_version(principal, None, _facts(job, delivery, part, repeated))
+    version = _registered(job, delivery, part, repeated, current)
     evidence = _evidence(job, part, verdict)
     status: OutcomeStatus = "released" if verdict is None or verdict.is_released else "quarantined"
     if version.status == "released":
@@ -441,6 +449,18 @@ def _publish(job: _Job, delivery: Delivery, part: _Part, verdict: Verdict | None
         end = catalog.release_version if status == "released" else catalog.quarantine_version
         version = end(principal, None, job.dataset, version.version, evidence)
     return _outcome(job, part, status, evidence.reason, version, verdict, repeated, delivery)
+
+
+def _registered(
+    job: _Job, delivery: Delivery, part: _Part, repeated: int, current: DatasetVersion | None
+) -> DatasetVersion:
+    """The version that holds the content, in its present state; rows are written only when it is not current."""
+    if current is not None and current.content_digest == part.content_digest:
+        return current
+    catalog, principal = job.services.catalog, job.services.principal
+    made = catalog.register_version(principal, None, _facts(job, delivery, part, repeated))
+    # A repeated command answers what it answered first, so the state is read after it.
+    return catalog.version(principal, job.dataset, made.version)
 
 
 def _facts(job: _Job, delivery: Delivery, part: _Part, repeated: int) -> DatasetVersionFacts:
@@ -460,6 +480,7 @@ def _facts(job: _Job, delivery: Delivery, part: _Part, repeated: int) -> Dataset
         "files": list(delivery.files),
         "rejected": counts_by_code(part.rejected),
         "exact_duplicates": repeated,
+        "null_cells": _null_cells(part.table),
         "stored_bytes": rows.size,
         "window": None if window is None else [iso(window[0]), iso(window[1])],
         "event_times": None if times is None else [iso(times[0]), iso(times[1])],
@@ -533,6 +554,7 @@ def _outcome(
         rows_rejected=len({(r.file, r.row) for r in part.rejected}),
         rows_quarantined=0 if verdict is None else verdict.quarantined_rows,
         exact_duplicates=repeated,
+        null_cells=_null_cells(part.table),
         content_digest=part.content_digest,
         event_times=event_times(part.table, job.spec),
         window=job.window(part.key),
@@ -555,6 +577,7 @@ def _unchanged(job: _Job, version: DatasetVersion, seconds: float) -> IngestOutc
         version=version,
         rows=version.rows,
         rows_quarantined=0 if evidence is None else evidence.quarantined_rows,
+        null_cells=int(str(version.metadata.get("null_cells", 0))),
         content_digest=version.content_digest,
         event_times=None if times[0] is None or times[1] is None else (times[0], times[1]),
         window=job.window(version.partition),
@@ -574,6 +597,10 @@ def _timed(outcome: IngestOutcome, seconds: float) -> IngestOutcome:
 
 def _drift(delivery: Delivery) -> list[str]:
     return [f"{d.file}: {d.column!r} {d.what}" if d.column else f"{d.file}: {d.what}" for d in delivery.drift]
+
+
+def _null_cells(table: pa.Table) -> int:
+    return sum(column.null_count for column in table.columns)
 
 
 def _parquet(table: pa.Table) -> bytes:

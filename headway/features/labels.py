@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headway.datasets.arrow import compute as pc
 from headway.declaration import PipelineSpec
 
 NO_TARGET = "no_target"
@@ -41,7 +41,7 @@ def label_rows(spec: PipelineSpec, rows: pa.Table) -> LabelRows:
         excluded[reason] = int(flagged.sum())
         keep &= ~flagged
     for reason, column in ((NO_TARGET, label.target), (NO_OBSERVATION_TIME, label.observation_time)):
-        missing = pc.is_null(rows.column(column)).to_numpy() & keep
+        missing = rows.column(column).is_null().to_numpy() & keep
         if missing.any():
             excluded[reason] = int(missing.sum())
         keep &= ~missing

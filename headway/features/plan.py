@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headway.datasets.arrow import compute as pc
 from headway.declaration import FeatureViewSpec, PipelineSpec, SourceSpec, duration_us
 from headway.errors import HeadwayError
 from headway.features import kernel
@@ -116,7 +116,7 @@ class CompiledView:
         cells: dict[str, Cells] = {}
         for name, feature in self.spec.latest_features().items():
             column = rows.table.column(feature.latest)
-            null = np.asarray(pc.is_null(column).to_numpy())
+            null = np.asarray(column.is_null().to_numpy())
             # Under row_wins the chosen row does not depend on the column: one answer serves all features.
             shared = feature.latest if self.spec.null_policy == "last_known" else ""
             if shared not in answers:
@@ -270,7 +270,7 @@ def _function_cells(name: str, compiled: CompiledFunction, result: pa.Array | pa
         )
     value = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
     value = pc.cast(value, compiled.type)
-    null = np.asarray(pc.is_null(value).to_numpy(zero_copy_only=False))
+    null = np.asarray(value.is_null().to_numpy(zero_copy_only=False))
     reason = np.where(null, np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
     return Cells(value, pa.nulls(expected, pa.timestamp("us", tz="UTC")), reason)
 
@@ -308,11 +308,11 @@ _EXACT = 2**53
 
 def _numbers(column: pa.ChunkedArray, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Values as float64 and a null mask. Text becomes codes, good for counting and `distinct` alone."""
-    null = np.asarray(pc.is_null(column).to_numpy())
+    null = np.asarray(column.is_null().to_numpy())
     kind = column.type
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         encoded = column.combine_chunks()
-        encoded = encoded if pa.types.is_dictionary(encoded.type) else pc.dictionary_encode(encoded)
+        encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
         return pc.fill_null(encoded.indices, 0).to_numpy(zero_copy_only=False).astype(np.float64), null
     if pa.types.is_integer(kind):
         whole = pc.fill_null(column, 0).to_numpy()

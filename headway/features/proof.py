@@ -16,9 +16,9 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headway.datasets.arrow import compute as pc
 from headway.declaration import PipelineSpec, duration_us
 from headway.features.clocks import Clock, Times, clock_of, instants
 from headway.features.kernel import collapse
@@ -40,6 +40,10 @@ class Finding:
     check: str
     cells: int
     first_observed: int
+
+    def sentence(self) -> str:
+        """One line for people."""
+        return f"{self.feature} ({self.check}, {self.cells} cells)"
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def prove(
     """Both parts over re-read sources, for the cells that a snapshot holds. `labels` holds the label inputs only."""
     times, valid = instants(labels.column(spec.label.observation_time), spec.label.observation_time)
     findings = list(_constructive(spec, sources, cells, times))
-    constructive = sum(int(pc.count(c.event_time).as_py()) for c in cells.values())
+    constructive = sum(len(c.event_time) - c.event_time.null_count for c in cells.values())
     trials: list[Trial] = []
     compared = 0
     for group in _groups(spec, plan):
@@ -325,7 +329,7 @@ def _unequal(left: pa.Array, right: pa.Array) -> NDArray[np.bool_]:
     if pa.types.is_dictionary(left.type):
         left, right = left.cast(pa.string()), right.cast(pa.string())
     unequal = pc.fill_null(pc.not_equal(left, right), False).to_numpy(zero_copy_only=False)
-    lonely = pc.xor(pc.is_null(left), pc.is_null(right)).to_numpy(zero_copy_only=False)
+    lonely = pc.xor(left.is_null(), right.is_null()).to_numpy(zero_copy_only=False)
     return np.asarray(unequal | lonely)
 
 

@@ -164,7 +164,6 @@ class SnapshotBuilder:
         return {s: fresh.rows(self._spec, s, v) for s, v in inputs.released.items()}
 
     def _checks(self, computed: Computed, proof: Proof) -> Iterator[SnapshotCheck]:
-        findings: list[Json] = [{"feature": f.feature, "check": f.check, "cells": f.cells} for f in proof.findings]
         yield SnapshotCheck(
             "leakage_proof",
             proof.passed,
@@ -174,7 +173,7 @@ class SnapshotBuilder:
                 "cells_adversarial": proof.adversarial_cells,
                 "rows_altered": sum(t.rows_altered for t in proof.trials),
                 "worlds": sum(t.worlds for t in proof.trials),
-                "findings": findings,
+                "findings": "; ".join(f.sentence() for f in proof.findings),
             },
         )
         behind = {v: int(flags.sum()) for v, flags in computed.incomplete.items()}
@@ -294,11 +293,7 @@ def incomplete_flags(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs
 
 def _why(check: SnapshotCheck) -> str:
     if check.name == "leakage_proof":
-        findings = check.detail["findings"]
-        assert isinstance(findings, list)
-        return "leakage proof failed: " + ", ".join(
-            f"{f['feature']} ({f['check']}, {f['cells']} cells)" for f in findings
-        )
+        return f"leakage proof failed: {check.detail['findings']}"
     if check.name == "null_budget":
         return f"null budget exceeded: {check.detail['over_budget']}"
     return f"{check.name} failed: {dict(check.detail)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.catalog import DatasetVersion, FeatureSnapshot
@@ -43,7 +43,7 @@ class Verification:
         if self.recomputed_digest != self.snapshot.content_digest:
             yield f"recomputed values have digest {self.recomputed_digest}, not {self.snapshot.content_digest}"
         for finding in self.proof.findings:
-            yield f"feature {finding.feature} fails {finding.check} in {finding.cells} cells"
+            yield f"leaks: {finding.sentence()}"
 
 
 def verify_snapshot(services: Services, pipeline: Pipeline, snapshot: FeatureSnapshot) -> Verification:
@@ -82,6 +82,10 @@ def _pinned(services: Services, snapshot: FeatureSnapshot) -> PinnedInputs:
     for item in snapshot.inputs:
         version = services.catalog.version(services.principal, item.dataset, item.version)
         released.setdefault(item.dataset.partition("/")[2], []).append(version)
-    skipped = snapshot.metadata.get("skipped_inputs")
-    left_out = {str(s): tuple(map(str, p)) for s, p in skipped.items()} if isinstance(skipped, dict) else {}
+    skipped = snapshot.facts.metadata.get("skipped_inputs")
+    left_out = {
+        source: tuple(str(p) for p in partitions)
+        for source, partitions in (skipped.items() if isinstance(skipped, Mapping) else ())
+        if isinstance(partitions, Sequence)
+    }
     return PinnedInputs({s: tuple(v) for s, v in released.items()}, left_out)

@@ -6,7 +6,8 @@ Local times are New York's: every flight leaves from there, and people plan by t
 import math
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from headway.datasets.arrow import compute as pc
 
 NEW_YORK = "America/New_York"
 

@@ -34,10 +34,11 @@ class Workbench:
         """The `headway` command with these arguments, in this home."""
         return CliRunner().invoke(main, list(arguments), env={"HEADWAY_HOME": str(self.home)})
 
-    def ingest(self, *sources: str) -> None:
-        """Materialize whole sources; fails the test when a version is not released."""
+    def ingest(self, *sources: str, partitions: Sequence[str] = ()) -> None:
+        """Materialize sources, whole or some partitions; fails the test when a version is not released."""
+        wanted = [a for p in partitions for a in ("--partition", p)]
         for source in sources:
-            result = self.run("datasets", "ingest", "--pipeline", str(self.folder), "--source", source)
+            result = self.run("datasets", "ingest", "--pipeline", str(self.folder), "--source", source, *wanted)
             assert result.exit_code == 0, result.output
 
     def build(self, *partitions: str) -> Result:

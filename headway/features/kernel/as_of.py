@@ -102,7 +102,7 @@ def latest(
 
 @dataclass(frozen=True)
 class Chosen:
-    """By position in `Asked`: (chosen row or -1, its event time, its availability), null passed over, why absent.
+    """By position in `Asked`: (chosen row or -1, its event time), null passed over, why absent.
 
     `skipped` is empty where no row is ever passed over, `absence` where the least event time of a key explains it.
     """
@@ -205,7 +205,7 @@ def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -
     from headway.features.kernel import compiled
 
     m = len(asked)
-    best = np.empty((m, 3), np.int64)
+    best = np.empty((m, 2), np.int64)
     best[:, 0] = -1
     skipped = np.zeros(m, np.bool_) if len(skip) else NO_FLAGS
     count = workers()
@@ -231,7 +231,9 @@ def choose_by_placing(columns: Columns, asked: Asked, skip: NDArray[np.bool_]) -
     owner = share(np.diff(asked.offsets), count)
 
     def carry(worker: int) -> None:
-        compiled.spread(asked.offsets, owner, worker, columns.sequence, columns.row_id, best, skipped)
+        compiled.spread(
+            asked.offsets, owner, worker, columns.available_time, columns.sequence, columns.row_id, best, skipped
+        )
 
     each_worker(count, carry)
     return Chosen(best, skipped, np.empty(0, np.int8))
@@ -245,7 +247,7 @@ def choose_by_sweep(
 
     m = len(asked)
     chosen = Chosen(
-        np.full((m, 3), -1, np.int64),
+        np.full((m, 2), -1, np.int64),
         np.zeros(m, np.bool_),
         np.full(m, Reason.NO_ENTITY, np.int8),
     )

@@ -501,7 +501,7 @@ def place(
     """Give every row to the first observation of its key that sees it, and keep the greatest row of each observation.
 
     Only the observations start..stop (in key and time order) are served, so that workers never share one. Rows in
-    `skip` leave a mark in `skipped` instead. `best` is (m, 3): row or -1, its event time, its availability.
+    `skip` leave a mark in `skipped` instead. `best` is (m, 2): row or -1, and its event time.
 
     Rows arrive in any order, and a search among millions of observations waits for memory at every step. So rows are
     first collected by stretch of observations (a hot key is cut into several), and a stretch is served when its
@@ -549,6 +549,7 @@ def place(
                 event[s],
                 available[s],
                 size[s],
+                available_time,
                 sequence,
                 row_id,
                 skip,
@@ -564,7 +565,21 @@ def place(
         lo = start + s * stretch
         hi = min(lo + stretch + 1, stop)
         serve(
-            row[s], code[s], event[s], available[s], size[s], sequence, row_id, skip, q, offsets, lo, hi, best, skipped
+            row[s],
+            code[s],
+            event[s],
+            available[s],
+            size[s],
+            available_time,
+            sequence,
+            row_id,
+            skip,
+            q,
+            offsets,
+            lo,
+            hi,
+            best,
+            skipped,
         )
 
 
@@ -575,6 +590,7 @@ def serve(
     event: Ints,
     available: Ints,
     size: int,
+    available_time: Ints,
     sequence: Ints,
     row_id: Ints,
     skip: Flags,
@@ -616,28 +632,32 @@ def serve(
                 continue
             if skip.shape[0] > 0 and skip[i]:
                 skipped[p] = True
-            elif best[p, 0] < 0 or greater(e, a, i, best[p, 1], best[p, 2], best[p, 0], sequence, row_id):
+            elif best[p, 0] < 0 or e > best[p, 1] or later(i, best[p, 0], available_time, sequence, row_id):
                 best[p, 0] = i
                 best[p, 1] = e
-                best[p, 2] = a
 
 
 @inner
-def greater(
-    event: int, available: int, row: int, event2: int, available2: int, row2: int, sequence: Ints, row_id: Ints
-) -> bool:
-    """(event, available, sequence, row identity) of one row strictly above that of another."""
-    if event != event2:
-        return event > event2
-    if available != available2:
-        return available > available2
-    if sequence.shape[0] > 0 and sequence[row] != sequence[row2]:
-        return sequence[row] > sequence[row2]
-    return row_id.shape[0] > 0 and row_id[row] > row_id[row2]
+def later(row: int, other: int, available_time: Ints, sequence: Ints, row_id: Ints) -> bool:
+    """(availability, sequence, row identity) of one row strictly above that of another at the same event time."""
+    if available_time[row] != available_time[other]:
+        return available_time[row] > available_time[other]
+    if sequence.shape[0] > 0 and sequence[row] != sequence[other]:
+        return sequence[row] > sequence[other]
+    return row_id.shape[0] > 0 and row_id[row] > row_id[other]
 
 
 @compiled
-def spread(offsets: Ints, owner: Ints, worker: int, sequence: Ints, row_id: Ints, best: Ints, skipped: Flags) -> None:
+def spread(
+    offsets: Ints,
+    owner: Ints,
+    worker: int,
+    available_time: Ints,
+    sequence: Ints,
+    row_id: Ints,
+    best: Ints,
+    skipped: Flags,
+) -> None:
     """Carry the greatest row (and the mark of a skipped one) forward to the later observations of each group."""
     for g in range(owner.shape[0]):
         if owner[g] != worker:
@@ -645,13 +665,17 @@ def spread(offsets: Ints, owner: Ints, worker: int, sequence: Ints, row_id: Ints
         for p in range(offsets[g] + 1, offsets[g + 1]):
             if skipped.shape[0] > 0 and skipped[p - 1]:
                 skipped[p] = True
-            if best[p - 1, 0] < 0:
+            b = best[p - 1, 0]
+            if b < 0:
                 continue
-            if best[p, 0] < 0 or not greater(
-                best[p, 1], best[p, 2], best[p, 0], best[p - 1, 1], best[p - 1, 2], best[p - 1, 0], sequence, row_id
+            c = best[p, 0]
+            if (
+                c < 0
+                or best[p, 1] < best[p - 1, 1]
+                or (best[p, 1] == best[p - 1, 1] and not later(c, b, available_time, sequence, row_id))
             ):
-                for c in range(3):
-                    best[p, c] = best[p - 1, c]
+                best[p, 0] = b
+                best[p, 1] = best[p - 1, 1]
 
 
 @compiled
