@@ -70,9 +70,10 @@ class LocalStore:
             SourceRefused: `path` is no regular file.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise SourceRefused(str(path))
         with os.fdopen(descriptor, "rb") as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-                raise SourceRefused(str(path))
             return self._put(iter(lambda: source.read(_CHUNK), b""), media_type)
 
     def get_bytes(self, digest: str) -> bytes:
@@ -227,9 +228,10 @@ class LocalStore:
             raise BlobMissing(digest) from None
         except OSError as error:
             raise StoreTampered(digest, f"not a plain file ({error.strerror})") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StoreTampered(digest, "not a plain file")
         with os.fdopen(descriptor, "rb") as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-                raise StoreTampered(digest, "not a plain file")
             yield source
 
 

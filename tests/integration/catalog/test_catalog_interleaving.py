@@ -1,0 +1,207 @@
+"""Two transactions at once, held at a labelled point: version numbers, the key claim, check-then-write pairs."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.catalog_facts import ALICE, Ticker, delivery, evidence, feature_set, snapshot
+
+from headway.artifacts.store import LocalStore
+from headway.catalog import open_catalog
+from headway.catalog.catalog import Catalog
+from headway.catalog.errors import IdempotencyConflict, InputNotReleased
+from headway.catalog.invariants import check
+
+WAIT = 60.0
+
+
+class Gate:
+    """A probe that holds the first command at one point until it is opened."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+        self._open = threading.Event()
+        self.reached = threading.Event()
+
+    def __call__(self, reached: str) -> None:
+        if reached == self._point:
+            self.reached.set()
+            assert self._open.wait(WAIT)
+
+    def open(self) -> None:
+        """Let the held command go on."""
+        self._open.set()
+
+
+@pytest.fixture
+def workers() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def catalog(catalog_url: str) -> Iterator[Catalog]:
+    opened = open_catalog(catalog_url, Ticker())
+    opened.ensure_tenant(ALICE)
+    yield opened
+    opened.close()
+
+
+def _race(
+    url: str,
+    workers: ThreadPoolExecutor,
+    point: str,
+    first: Callable[[Catalog], object],
+    second: Callable[[Catalog], object],
+) -> "tuple[Future[object], Future[object]]":
+    """Hold `first` at `point`, start `second`, wait until the database makes it wait, then open the gate."""
+    gate = Gate(point)
+    begun = threading.Event()
+    held = open_catalog(url, Ticker(), gate)
+    free = open_catalog(url, Ticker(), lambda reached: begun.set() if reached == "begun" else None)
+    try:
+        one = workers.submit(first, held)
+        assert gate.reached.wait(WAIT)
+        two = workers.submit(second, free)
+        _until_waiting(url, begun)
+        assert not two.done()
+        gate.open()
+        one.exception(WAIT)
+        two.exception(WAIT)
+    finally:
+        gate.open()
+        held.close()
+        free.close()
+    return one, two
+
+
+def _until_waiting(url: str, begun: threading.Event) -> None:
+    if url.startswith("sqlite"):
+        # The second writer waits for BEGIN IMMEDIATE, so it never gets as far as its first point.
+        assert not begun.wait(0.3)
+        return
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    waiting = sa.text(
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE NOT granted AND datname = current_database()"
+    )
+    with engine.connect() as connection:
+        for _ in range(2_000):
+            if connection.execute(waiting).scalar_one() > 0:
+                break
+            threading.Event().wait(0.01)
+        else:
+            raise AssertionError("the second transaction never waited for the first")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("point", ["effect", "before_commit"])
+def test_two_deliveries_at_once_get_different_numbers(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor, tmp_path: Path, point: str
+) -> None:
+    catalog.register_version(ALICE, "zero", delivery(content=0))
+    one, two = _race(
+        catalog_url,
+        workers,
+        point,
+        lambda c: c.register_version(ALICE, "one", delivery(content=1)),
+        lambda c: c.register_version(ALICE, "two", delivery(content=2)),
+    )
+    assert [one.exception(), two.exception()] == [None, None]
+    assert [v.version for v in catalog.versions(ALICE, "flights")] == [1, 2, 3]
+    current = catalog.current(ALICE, "flights", "2013-06-01")
+    assert current is not None
+    assert current.content_digest == delivery(content=2).content_digest
+    assert catalog.partition_epoch(ALICE, "flights", "2013-06-01") == 3
+    broken = [f for f in check(catalog, ALICE, LocalStore(tmp_path / "store")) if not f.ok and f.name != "stored bytes"]
+    assert broken == []
+
+
+@pytest.mark.parametrize("point", ["claimed", "effect", "before_commit"])
+@pytest.mark.parametrize("key", ["same", None])
+def test_one_key_at_once_has_one_effect(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor, point: str, key: str | None
+) -> None:
+    send = lambda c: c.register_version(ALICE, key, delivery())  # noqa: E731
+    one, two = _race(catalog_url, workers, point, send, send)
+    assert one.result() == two.result()
+    assert len(catalog.dataset_events(ALICE, "flights")) == 1
+    assert [row.action for row in catalog.audit_rows(ALICE)] == ["tenant.ensure", "dataset.register"]
+    assert len(catalog.outbox(ALICE)) == 2
+
+
+def test_one_key_at_once_for_two_commands_is_a_conflict(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
+) -> None:
+    one, two = _race(
+        catalog_url,
+        workers,
+        "claimed",
+        lambda c: c.register_version(ALICE, "same", delivery(content=1)),
+        lambda c: c.register_version(ALICE, "same", delivery(dataset="weather")),
+    )
+    assert one.exception() is None
+    assert isinstance(two.exception(), IdempotencyConflict)
+    assert catalog.versions(ALICE, "weather") == []
+
+
+def test_an_input_cannot_be_retired_while_a_snapshot_of_it_is_published(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
+) -> None:
+    _release(catalog)
+    facts = snapshot((catalog.version(ALICE, "flights", 1),))
+    one, two = _race(
+        catalog_url,
+        workers,
+        "effect",
+        lambda c: c.publish_snapshot(ALICE, "publish", facts),
+        lambda c: c.retire_version(ALICE, "retire", "flights", 1, "replaced"),
+    )
+    assert [one.exception(), two.exception()] == [None, None]
+    published = next(row.seq for row in catalog.outbox(ALICE) if row.topic == "snapshot.publish")
+    retired = next(row.seq for row in catalog.outbox(ALICE) if row.topic == "dataset.retire")
+    assert published < retired
+
+
+def test_a_snapshot_of_an_input_that_is_being_retired_waits_and_is_refused(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
+) -> None:
+    _release(catalog)
+    facts = snapshot((catalog.version(ALICE, "flights", 1),))
+    one, two = _race(
+        catalog_url,
+        workers,
+        "effect",
+        lambda c: c.retire_version(ALICE, "retire", "flights", 1, "replaced"),
+        lambda c: c.publish_snapshot(ALICE, "publish", facts),
+    )
+    assert one.exception() is None
+    refusal = two.exception()
+    assert isinstance(refusal, InputNotReleased)
+    assert "'flights' partition '2013-06-01' version 1 is retired: replaced" in str(refusal)
+
+
+def test_a_reader_of_the_outbox_never_passes_a_row_still_in_flight(
+    catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
+) -> None:
+    one, two = _race(
+        catalog_url,
+        workers,
+        "before_commit",
+        lambda c: c.register_version(ALICE, "one", delivery()),
+        lambda c: c.outbox(ALICE),
+    )
+    assert one.exception() is None
+    seen = two.result()
+    assert isinstance(seen, list)
+    assert [row.topic for row in seen] == ["tenant.ensure", "dataset.register"]
+
+
+def _release(catalog: Catalog) -> None:
+    catalog.register_feature_set(ALICE, None, feature_set())
+    catalog.register_version(ALICE, None, delivery())
+    catalog.start_validation(ALICE, None, "flights", 1, evidence().suite_digest)
+    catalog.release_version(ALICE, None, "flights", 1, evidence())
