@@ -19,7 +19,7 @@ from headway.errors import HeadwayError
 from headway.features.assemble import details_table, null_shares, parquet_bytes, table_digest, values_table
 from headway.features.clocks import instants
 from headway.features.contract import code_digest, contract, contract_digest
-from headway.features.inputs import PinnedInputs, RowReader, pin_inputs
+from headway.features.inputs import InputMissing, PinnedInputs, RowReader, pin_inputs
 from headway.features.labels import LabelRows, label_rows
 from headway.features.plan import Cells, FeaturePlan, compile_plan
 from headway.features.proof import Proof, prove
@@ -112,6 +112,16 @@ class SnapshotBuilder:
             return self._refuse(partition, reason, tuple(names or failed), report, checks)
         snapshot = self._publish(partition, computed, proof, report, run_id)
         return SnapshotOutcome(partition, "published", "proved", snapshot, checks, len(labels), dict(labels.excluded))
+
+    def computed(self, partition: str) -> Computed:
+        """Feature cells of a partition from its current inputs; nothing is proved, stored or published.
+
+        Raises `InputMissing` when the label rows' own partition is not released.
+        """
+        labels, inputs = self._pin(partition)
+        if labels is None:
+            raise InputMissing(f"{self._spec.label.source} {partition} is quarantined", "mend and ingest it again")
+        return self.compute(labels, inputs)
 
     def compute(self, labels: LabelRows, inputs: PinnedInputs) -> Computed:
         """Feature cells for label rows from pinned inputs."""

@@ -12,7 +12,7 @@ LATEST = {"value": {"latest": "value"}}
 COLUMNS = {"k": "string", "at": "timestamp", "known": "timestamp", "value": "float64"}
 
 
-def _view(**more: Any) -> dict[str, Any]:
+def _view(**more: object) -> dict[str, Any]:
     return {"source": "data", "keys": {"k": "k"}, "boundary": "lt", "features": LATEST, **more}
 
 
