@@ -6,6 +6,7 @@ strict mode, which decides what is wrong and where. Both give the same columns.
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ import pyarrow.csv
 from headway.datasets.refusal import DeliveryRefused
 from headway.declaration import CsvFormat
 
+# Arrow's reader makes a row of missing cells out of an empty line.
+_EMPTY_LINE = re.compile(rb"\n\r?\n|\r\r|\A\r?\n")
 _FIELD_LIMIT = 16 * 1024 * 1024
 
 
@@ -118,7 +121,7 @@ def _fast_columns(text: str, width: int, form: CsvFormat) -> tuple[pa.StringArra
     """Columns by Arrow's reader, or None when it refuses the file and the strict reader has to say why."""
     names = [str(i) for i in range(width)]
     body = text.rstrip("\r\n").encode()
-    if width == 1 or (not body.isascii() and form.delimiter > "\x7f"):
+    if width == 1 or _EMPTY_LINE.search(body) or (not body.isascii() and form.delimiter > "\x7f"):
         return None
     try:
         table = pyarrow.csv.read_csv(

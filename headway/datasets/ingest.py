@@ -44,6 +44,7 @@ NO_DATA_PUBLISHED = "no_data_published"
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 REPORT_MEDIA_TYPE = "application/json"
 _AT_ONCE = 64
+_ENDED = ("retired", "erased")
 _DESCRIPTIVE = {"description", "unit"}
 
 
@@ -257,8 +258,10 @@ def _answer_unread(job: _Job, requested: Sequence[str], source_digest: str) -> b
 
 
 def _is_judged(job: _Job, version: DatasetVersion) -> bool:
-    """Whether a version's evidence is of the rules in force."""
-    if version.evidence is None or version.status not in ("released", "quarantined", "retired"):
+    """Whether a version's evidence is of the rules in force, or nothing can be said about it any more."""
+    if version.status in _ENDED:
+        return True
+    if version.evidence is None or version.status not in ("released", "quarantined"):
         return False
     return version.evidence.suite_digest == rules_digest_of(job.suite, job.spec, version.metadata.get("rejected"))
 
@@ -285,8 +288,11 @@ def _ingest_delivery(job: _Job, delivery: Delivery, requested: Sequence[str] | N
 
 
 def _holds(version: DatasetVersion, part: _Part) -> bool:
-    judged = version.status in ("released", "quarantined", "retired") and version.evidence is not None
-    return judged and version.evidence is not None and version.evidence.suite_digest == part.rules_digest
+    """Whether the version was judged under the rules in force, or is out of use for good."""
+    if version.status in _ENDED:
+        return True
+    is_judged = version.status in ("released", "quarantined")
+    return is_judged and version.evidence is not None and version.evidence.suite_digest == part.rules_digest
 
 
 def _split(job: _Job, delivery: Delivery) -> dict[str, _Part]:

@@ -5,10 +5,12 @@ import io
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from headway.datasets.arrow import compute as pc
 from headway.datasets.refusal import DeliveryRefused
 from headway.datasets.text import ARROW_TYPES, TIMESTAMP, CellFault, CellForm, Parsed, localize
+from headway.datasets.zones import END_OF_TIME_US, START_OF_TIME_US
 
 _NS_PER_US = 1_000
 
@@ -115,9 +117,7 @@ def _timestamp(values: pa.Array, form: CellForm, file: str) -> Parsed:
     return Parsed(pa.array(times, mask=~ok).cast(pa.timestamp("us")).cast(TIMESTAMP), faults)
 
 
-def _microseconds(
-    ticks: "np.ndarray[tuple[int], np.dtype[np.int64]]", unit: str
-) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", list[CellFault]]:
+def _microseconds(ticks: NDArray[np.int64], unit: str) -> tuple[NDArray[np.int64], list[CellFault]]:
     if unit == "ns":
         times, rest = np.divmod(ticks, _NS_PER_US)
         faults = [
@@ -126,7 +126,9 @@ def _microseconds(
         ]
         return times, faults
     factor = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
-    limit = np.iinfo(np.int64).max // factor
-    wide = np.abs(ticks) > limit
-    faults = [CellFault(int(i), "no_such_time", f"{ticks[i]} {unit}", "beyond year 9999") for i in np.flatnonzero(wide)]
+    wide = (ticks < START_OF_TIME_US // factor) | (ticks >= END_OF_TIME_US // factor)
+    faults = [
+        CellFault(int(i), "no_such_time", f"{ticks[i]} {unit}", "outside the years 1 to 9999")
+        for i in np.flatnonzero(wide)
+    ]
     return np.where(wide, 0, ticks) * factor, faults

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from headway.datasets.arrow import compute as pc
 from headway.datasets.refusal import DeliveryRefused
-from headway.datasets.zones import AMBIGUOUS, NONEXISTENT, OK, instant, iso, local_to_utc, wall
+from headway.datasets.zones import (
+    AMBIGUOUS,
+    END_OF_TIME_US,
+    NONEXISTENT,
+    OK,
+    START_OF_TIME_US,
+    instant,
+    iso,
+    local_to_utc,
+    wall,
+)
 from headway.declaration import ColumnSpec, CsvFormat, ParquetFormat
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -224,11 +234,10 @@ def _clock_fault(position: int, text: str, zone: str, status: int, first: int, s
 def _instants(
     cells: pa.StringArray, form: CellForm, *, is_local: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[CellFault]]:
-    kind = pa.timestamp("us") if is_local else TIMESTAMP
-    try:
-        times = cells.cast(kind).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        known, faults = np.ones(len(cells), dtype=np.bool_), []
-    except pa.ArrowInvalid:
+    quick = _quick_clocks(cells, pa.timestamp("us") if is_local else TIMESTAMP)
+    if quick is not None:
+        times, known, faults = quick, np.ones(len(cells), dtype=np.bool_), []
+    else:
         parsed = _by_unique(cells, _iso_clock, pa.int64())
         faults = parsed.faults
         known = parsed.values.is_valid().to_numpy(zero_copy_only=False)
@@ -238,6 +247,15 @@ def _instants(
     zone = form.zone or ""
     utc, ok, bad = localize(times, known, zone, lambda i: cells[i].as_py())
     return utc, ok, faults + bad
+
+
+def _quick_clocks(cells: pa.StringArray, kind: pa.DataType) -> NDArray[np.int64] | None:
+    """Times by Arrow's own parser, None when one of them needs a closer look. Its offsets may leave the years 1-9999."""
+    try:
+        times: NDArray[np.int64] = cells.cast(kind).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+    return times if ((times >= START_OF_TIME_US) & (times < END_OF_TIME_US)).all() else None
 
 
 def _iso_clock(text: str) -> int:

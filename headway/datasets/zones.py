@@ -17,6 +17,7 @@ from headway.errors import HeadwayError
 DAY_US = 86_400_000_000
 NO_LOCAL_TIME = np.iinfo(np.int64).max
 OK, NONEXISTENT, AMBIGUOUS, OUT_OF_RANGE = 0, 1, 2, 3
+START_OF_TIME_US = -62_135_596_800_000_000  # 0001-01-01T00:00Z
 END_OF_TIME_US = 253_402_300_800_000_000  # 9999-12-31T24:00Z, where the calendar ends
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock, deliberately without a zone
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)

@@ -49,6 +49,10 @@ class DatasetBench:
         """What `ingest --json` says."""
         return json.loads(self.run("ingest", *self._paths(names), "--json").stdout)
 
+    def ingest_declared(self) -> list[dict[str, Any]]:
+        """What `ingest --json` says when no file is named: the whole calendar from the declared files."""
+        return json.loads(self.run("ingest", "--json").stdout)
+
     def digest(self, *names: str) -> str:
         """The content digest that `digest` prints."""
         result = self.run("digest", *self._paths(names))

@@ -17,7 +17,7 @@ def bench(tmp_path: Path) -> DatasetBench:
     return DatasetBench(tmp_path / "trial")
 
 
-def timed(**more: Any) -> dict[str, Any]:
+def timed(**more: object) -> dict[str, Any]:
     """A source of keyed readings with a zone or not."""
     column = {"type": "timestamp", **more}
     return source({"id": "string", "ts": column}, row_id=["id"], event_time="ts", available_time=DELAY)
@@ -191,7 +191,7 @@ FAR = [
 ]
 
 
-def parquet_source(bench: DatasetBench, table: pa.Table, **more: Any) -> None:
+def parquet_source(bench: DatasetBench, table: pa.Table, **more: object) -> None:
     bench.folder.mkdir(parents=True, exist_ok=True)
     declared = source(
         {"id": "string", "valid_to": {"type": "timestamp", "zone": "UTC"}},
