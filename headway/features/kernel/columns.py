@@ -37,7 +37,9 @@ class Columns:
 
 def workers() -> int:
     """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def each_worker(count: int, task: Callable[[int], object]) -> None:
