@@ -47,6 +47,7 @@ class Catalog:
     Every command takes the principal and an idempotency key. The same key with the same arguments gives the stored
     answer; with other arguments it is an `IdempotencyConflict`. With `key=None` a key is derived: a repeat of the
     command gives its answer again, and the same command after something else happened takes effect anew.
+    A stored answer is the record as it was then: read the version again where its state now matters.
 
     Every method may raise `CatalogBusy` (a lock did not come in time) and `CatalogUnavailable` (no connection); the
     remedy of both is to repeat the same call.
