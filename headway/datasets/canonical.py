@@ -66,12 +66,13 @@ def row_faults(table: pa.Table, spec: SourceSpec) -> list[RowFault]:
     if REJECT_COLUMN in table.column_names:
         codes = table.column(REJECT_COLUMN).to_pylist()
         faults += [RowFault(i, REJECT_COLUMN, code) for i, code in enumerate(codes) if code is not None]
+    rejected = {fault.position for fault in faults}
     needed = {*spec.row_id, *(n for n, column in spec.columns.items() if column.required)}
     needed |= set() if spec.partition is None else {spec.partition.column}
     for name in table.column_names:
         if name in needed:
             code = "null_row_identity" if name in spec.row_id else "null_in_required_column"
-            faults += [RowFault(i, name, code) for i in _positions(table.column(name).is_null())]
+            faults += [RowFault(i, name, code) for i in _positions(table.column(name).is_null()) if i not in rejected]
     for name in dict.fromkeys((*spec.row_id, *spec.keys)):
         if spec.columns[name].type == "string":
             faults += _not_composed(table.column(name), name)

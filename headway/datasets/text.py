@@ -250,7 +250,7 @@ def _instants(
 
 
 def _quick_clocks(cells: pa.StringArray, kind: pa.DataType) -> NDArray[np.int64] | None:
-    """Times by Arrow's own parser, None when one of them needs a closer look. Its offsets may leave the years 1-9999."""
+    """Times by Arrow's own parser; None when one needs a closer look, as when an offset takes it out of all years."""
     try:
         times: NDArray[np.int64] = cells.cast(kind).cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:

@@ -31,7 +31,7 @@ def daily(
     partition: dict[str, Any] | None = None,
     event_time: str = "ts",
     available_time: object = DELAY,
-    **more: object,
+    privacy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Daily readings with an event time, and a budget for rows kept back."""
     return source(
@@ -41,7 +41,7 @@ def daily(
         quality={"suite": "readings.suite.json", "max_quarantined_share": budget},
         event_time=event_time,
         available_time=available_time,
-        **more,
+        privacy=privacy or {},
     )
 
 

@@ -191,7 +191,7 @@ FAR = [
 ]
 
 
-def parquet_source(bench: DatasetBench, table: pa.Table, **more: object) -> None:
+def parquet_source(bench: DatasetBench, table: pa.Table, partition: dict[str, str] | None = None) -> None:
     bench.folder.mkdir(parents=True, exist_ok=True)
     declared = source(
         {"id": "string", "valid_to": {"type": "timestamp", "zone": "UTC"}},
@@ -200,7 +200,7 @@ def parquet_source(bench: DatasetBench, table: pa.Table, **more: object) -> None
         available_time=DELAY,
         format={"type": "parquet"},
         files=["far.parquet"],
-        **more,
+        partition=partition,
     )
     bench.write(declared)
     pq.write_table(table, bench.folder / "far.parquet")
@@ -398,7 +398,10 @@ def test_field_A27_codes_after_a_spreadsheet(bench: DatasetBench) -> None:
     assert bench.show()["status"] == "quarantined"
 
 
-MIXED = "id,ts\na,2022-10-30 02:00\nb,2022-10-30T02:00:00+02:00\nc,2022-10-30T02:00:00Z\nd,2022-10-30 02:00 CET\ne,1667095200\n"
+MIXED = (
+    "id,ts\na,2022-10-30 02:00\nb,2022-10-30T02:00:00+02:00\nc,2022-10-30T02:00:00Z\n"
+    "d,2022-10-30 02:00 CET\ne,1667095200\n"
+)
 
 
 def test_field_A29_mixed_time_forms_are_refused_with_counts(bench: DatasetBench) -> None:
