@@ -85,12 +85,10 @@ def column_lineage(spec: PipelineSpec, key_of_source: Mapping[str, dg.AssetKey])
     return dg.TableColumnLineage(deps_by_column=lineage)
 
 
-def table(rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dg.TableMetadataValue:
-    """A table of scalars; long ones keep the rows that need attention and the newest others."""
-    kept = list(rows)
-    if len(kept) > MAX_TABLE_ROWS:
-        kept = kept[-MAX_TABLE_ROWS:]
-    return dg.MetadataValue.table([dg.TableRecord({k: "" if v is None else v for k, v in r.items()}) for r in kept])
+def table(name: str, rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dict[str, dg.TableMetadataValue]:
+    """Metadata of a table of scalars, none when it would be empty; of a long one the last rows are kept."""
+    kept = [dg.TableRecord({k: "" if v is None else v for k, v in r.items()}) for r in rows[-MAX_TABLE_ROWS:]]
+    return {name: dg.MetadataValue.table(kept)} if kept else {}
 
 
 def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]) -> bytes:

@@ -16,6 +16,8 @@ from headway.services import connect, open_services
 
 # Neighbours share most source partitions, and a worker keeps the last few in memory.
 _NEIGHBOURS = 8
+# Starting a worker costs as much as building about ten small snapshots.
+_WORTH_A_WORKER = 16
 
 _builder: SnapshotBuilder | None = None
 
@@ -28,7 +30,7 @@ def build_parallel(
     progress: Callable[[int, SnapshotOutcome], None] | None = None,
 ) -> list[SnapshotOutcome]:
     """Outcomes in the order of `partitions`; `progress` gets the number done so far and each outcome."""
-    workers = min(os.cpu_count() or 1, -(-len(partitions) // _NEIGHBOURS))
+    workers = min(os.cpu_count() or 1, len(partitions) // _WORTH_A_WORKER)
     if workers < 2:
         with open_services(settings) as services:
             done: list[SnapshotOutcome] = []

@@ -73,6 +73,8 @@ def write_workbench(
     label_columns: Mapping[str, Any] | None = None,
     label: Mapping[str, Any] | None = None,
     partition: Mapping[str, Any] | None = None,
+    label_keys: Sequence[str] = ("label_id",),
+    label_quality: Mapping[str, Any] | None = None,
     features: Mapping[str, Any] | None = None,
     code: str | None = None,
 ) -> Workbench:
@@ -88,11 +90,11 @@ def write_workbench(
         "format": {"type": "csv"},
         "columns": _columns({**columns, "target": "float64"}),
         "row_id": ["label_id"],
-        "keys": ["label_id"],
+        "keys": list(label_keys),
         "event_time": "t",
         "available_time": "t",
         "partition": {"column": "t", **(partition or {})},
-        "quality": {"suite": "labels.suite.json"},
+        "quality": {"suite": "labels.suite.json", **(label_quality or {})},
     }
     attributes = {
         "name": "pipeline",
@@ -114,7 +116,9 @@ def write_workbench(
     return Workbench(folder, root / "home")
 
 
-def table_source(columns: Mapping[str, Any], row_id: Sequence[str], keys: Sequence[str], **more: Any) -> dict[str, Any]:
+def table_source(
+    columns: Mapping[str, Any], row_id: Sequence[str], keys: Sequence[str], **more: object
+) -> dict[str, Any]:
     """An unpartitioned CSV source `data.csv` with event time `at` and availability `known`."""
     base = {
         "files": {"paths": ["data.csv"]},
