@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,9 @@ def with_polars(folder: Path) -> tuple[Join, Join]:
 
     right = pl.read_parquet(folder / "rows.parquet")
     left = pl.read_parquet(folder / "labels.parquet")
+
+    # Sortedness inside groups follows from the sort by time; polars warns that it does not look.
+    warnings.filterwarnings("ignore", message="Sortedness of columns cannot be checked")
 
     def join(n: int, m: int) -> Any:  # noqa: ANN401
         return (
@@ -277,8 +281,14 @@ def table(results: dict[str, dict[str, Measured]]) -> list[str]:
             f"- {data}: {measured['headway'].seconds / best_time:.2f} of the best other time, "
             f"{measured['headway'].peak_mb / best_peak:.2f} of the best other peak memory (goal: at most 0.70 in both)."
         )
-    ratio = results["hot"]["headway"].seconds / results["uniform"]["headway"].seconds
-    lines.append(f"- The hot key takes {ratio:.2f} times as long as uniform keys (goal: at most 3).")
+        least = min(measured[n].cpu_seconds for n in JOINS[1:])
+        ratio = measured["headway"].cpu_seconds / least
+        lines.append(f"  In CPU seconds, which other work on the machine disturbs less: {ratio:.2f}.")
+    uniform, hot = results["uniform"]["headway"], results["hot"]["headway"]
+    lines.append(
+        f"- The hot key takes {hot.seconds / uniform.seconds:.2f} times as long as uniform keys (goal: at most 3), "
+        f"{hot.cpu_seconds / uniform.cpu_seconds:.2f} times the CPU seconds."
+    )
     return lines
 
 
@@ -325,13 +335,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that keeps the generated columns (default: a temporary one)")
     parser.add_argument("--docs", type=Path, help="page whose generated part is rewritten")
     parser.add_argument("--child", choices=sorted(CONTENDERS), help=argparse.SUPPRESS)
+    parser.add_argument("--generate", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.generate:
+        generate(asked.generate, asked.scale)
+        return
     if asked.child:
         child(asked.child, asked.data)
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.data or Path(scratch)) / f"scale-{asked.scale:g}"
-        generate(folder, asked.scale)
+        # In a process of its own: a child starts with its parent's peak memory, and the data are generated once.
+        again = [sys.executable, "-m", "benchmarks.bench_join", "--generate", str(folder), "--scale", str(asked.scale)]
+        subprocess.run(again, check=True)
         results = {name: measure(JOINS, folder / name, asked.rounds) for name in ("uniform", "hot")}
         for name, measured in results.items():
             measured.update(measure(("headway-windows",), folder / name, 1))
