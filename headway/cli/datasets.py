@@ -26,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 _FILE = click.Path(exists=True, path_type=Path)
 _SHOWN = 20
+_PIPE_WIDTH = 200
 
 
 class UnknownReference(HeadwayError):
@@ -322,7 +323,10 @@ def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(*(str(name) for name in rows[0]))
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(table, markup=False)
+    # A pipe has no width, and a table squeezed into 80 columns loses its texts.
+    console = Console()
+    console = console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    console.print(table, markup=False)
 
 
 def _print_rejected(rejected: Sequence["RejectedRow"]) -> None:

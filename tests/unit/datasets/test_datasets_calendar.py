@@ -26,12 +26,23 @@ def scheme(**fields: object) -> PartitionScheme:
     return PartitionScheme.from_spec(PartitionSpec.model_validate({"column": "t", "start": "2013-01-01", **fields}))
 
 
+@pytest.mark.parametrize("zone", [*ZONES, "Europe/Paris", "Australia/Sydney", "Africa/Casablanca", "America/Godthab"])
+@pytest.mark.parametrize("day", ["2013-03-10", "2013-03-31", "2013-10-06", "2013-10-27", "2013-11-03", "2011-12-30"])
+def test_every_clock_time_around_a_change_agrees_with_zoneinfo(zone: str, day: str) -> None:
+    around = [datetime.fromisoformat(day) + timedelta(minutes=m) for m in range(-2880, 4320, 15)]
+    agree_with_zoneinfo(around, zone)
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.datetimes(datetime(1900, 1, 2), datetime(2100, 1, 1)), max_size=8),  # noqa: DTZ001
     st.sampled_from(ZONES),
 )
 def test_local_times_agree_with_zoneinfo(clocks: list[datetime], zone: str) -> None:
+    agree_with_zoneinfo(clocks, zone)
+
+
+def agree_with_zoneinfo(clocks: list[datetime], zone: str) -> None:
     found = local_to_utc(np.array([wall(c) for c in clocks], dtype=np.int64), zone)
     for i, clock in enumerate(clocks):
         first, second = (clock.replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
