@@ -11,7 +11,7 @@ from assets.partitions import partitions_definition
 from assets.runs import asked_partitions, report_partitions
 from headway.declaration import SourceSpec
 from headway.loading import Pipeline
-from headway.processes import die_with_parent
+from headway.processes import step_dies_with_run
 from resources.platform import Platform
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
     def dataset_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.datasets.ingest import ingest
 
-        die_with_parent()
+        step_dies_with_run()
         partitions = asked_partitions(context)
         outcomes = _without_values(
             lambda: ingest(

@@ -34,14 +34,14 @@ _LINE_EVERY_S = 5.0
 def main() -> int:
     """Run or watch the demo; the exit status is 0 when every partition ended as it should."""
     arguments = _arguments()
-    die_with_parent()
+    die_with_parent(arguments.parent or os.getppid())
     settings = load_settings()
     write_dagster_instance(settings)
     os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
     os.environ["HEADWAY_HOME"] = str(settings.home)
     pipeline = load_pipeline(PIPELINE)
     partitions = _partitions(pipeline, arguments.first, arguments.last)
-    if arguments.execute:
+    if arguments.parent:
         return _execute(pipeline, partitions)
     with _only_one(settings.home / "demo.lock"):
         return _watch(settings, pipeline, partitions, arguments)
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--first", help="first partition, for instance 2013-01-01 (default: the year's first)")
     parser.add_argument("--last", help="last partition (default: the year's last)")
-    parser.add_argument("--execute", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -138,7 +138,7 @@ class Watch:
 def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], arguments: argparse.Namespace) -> int:
     log = settings.home / "demo.log"
     watch = Watch()
-    command = [sys.executable, "-m", "assets.demo", "--execute"]
+    command = [sys.executable, "-m", "assets.demo", "--parent", str(os.getpid())]
     command += [a for name in ("first", "last") if (v := getattr(arguments, name)) for a in (f"--{name}", v)]
     print(f"{pipeline.name}: {len(partitions)} partitions, {partitions[0]} to {partitions[-1]}; log: {log}", flush=True)
     with open_services(settings) as services, log.open("wb") as output:

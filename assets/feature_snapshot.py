@@ -10,7 +10,7 @@ from assets.keys import dataset_key, snapshot_key
 from assets.partitions import partitions_definition, snapshot_dependency
 from assets.runs import asked_partitions, is_range, report_partitions
 from headway.loading import Pipeline
-from headway.processes import die_with_parent
+from headway.processes import step_dies_with_run
 from resources.platform import Platform
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
     def feature_snapshot(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.features.parallel import build_parallel
 
-        die_with_parent()
+        step_dies_with_run()
         partitions = asked_partitions(context) or []
         outcomes = build_parallel(
             platform.settings(),

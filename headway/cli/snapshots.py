@@ -133,7 +133,7 @@ def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None
 @_JSON
 @click.pass_obj
 def verify(settings: Settings, snapshot_id: str, reference: str | None, as_json: bool) -> None:
-    """Recompute SNAPSHOT_ID from its pinned inputs, compare every digest and prove it again. Exits 1 when it differs."""
+    """Recompute SNAPSHOT_ID from its pinned inputs, compare every digest, prove it again. Exits 1 when it differs."""
     from headway.features.verify import verify_snapshot
     from headway.loading import load_pipeline
     from headway.services import open_services

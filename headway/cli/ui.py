@@ -4,7 +4,6 @@ The two are started as processes of our own rather than through a development co
 development extra is needed, and what was started can be stopped to the last process.
 """
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -23,6 +22,7 @@ import click
 
 from headway.errors import HeadwayError
 from headway.home import Settings, write_dagster_instance
+from headway.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
@@ -30,7 +30,6 @@ READY_SECONDS = 180
 STOP_SECONDS = 20
 POLL_SECONDS = 0.2
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class PortTaken(HeadwayError):
@@ -116,13 +115,13 @@ def _only_one(lock: Path) -> Iterator[None]:
 def _running(command: Sequence[str], environ: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     """The command in a session of its own, so that Ctrl-C reaches only us and we can end its whole group."""
     program = str(Path(sys.executable).parent / command[0])
-    libc = ctypes.CDLL(None)
-
-    def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
+    us = os.getpid()
     process = subprocess.Popen(
-        [program, *command[1:]], cwd=ROOT, env=environ, start_new_session=True, preexec_fn=die_with_parent
+        [program, *command[1:]],
+        cwd=ROOT,
+        env=environ,
+        start_new_session=True,
+        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
     )
     try:
         yield process

@@ -11,7 +11,7 @@ from pathlib import Path
 from headway.features.snapshot import SnapshotBuilder, SnapshotOutcome, build_range
 from headway.home import Settings
 from headway.loading import Pipeline, load_pipeline
-from headway.processes import die_with_parent
+from headway.processes import step_dies_with_run
 from headway.services import connect, open_services
 
 # Neighbours share most source partitions, and a worker keeps the last few in memory.
@@ -69,7 +69,7 @@ def _in_workers(
 
 def _open(settings: Settings, folder: Path) -> None:
     global _builder
-    die_with_parent()
+    step_dies_with_run()
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
     _builder = SnapshotBuilder(connect(settings), load_pipeline(folder))
 

@@ -1,21 +1,12 @@
 """`headway ui` serves Dagster on loopback and takes everything that it started with it when it ends."""
 
-import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-WAIT_SECONDS = 240
+from support.serving import ROOT, WAIT_SECONDS, ask, command, environment, living, serving, wait_until_none
 
 
 @pytest.fixture
@@ -23,69 +14,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "headway.cli.main", "ui", *arguments]
-
-
-def environment(home: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWAY_", "DAGSTER_"))}
-    return {**inherited, "HEADWAY_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-
-
-@contextmanager
-def serving(home: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    log = home.with_suffix(".log")
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command("--port", "0"), cwd=ROOT, env=environment(home), stdout=stream, stderr=subprocess.STDOUT, text=True
-        )
-    try:
-        yield process, wait_for_url(process, log)
-    finally:
-        process.terminate()
-        process.wait(WAIT_SECONDS)
-
-
-def wait_for_url(process: "subprocess.Popen[str]", log: Path) -> str:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            if line.startswith("Dagster UI: "):
-                return line.split()[2]
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.2)
-    raise AssertionError(f"no page within {WAIT_SECONDS} s:\n{log.read_text()}")
-
-
-def living(home: Path) -> dict[int, str]:
-    """Processes that carry this home in their environment, by id."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (entry / "environ").read_bytes()
-            line = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"HEADWAY_HOME={home}".encode() in environ.split(b"\0") and line:
-            found[int(entry.name)] = line.replace(b"\0", b" ").decode()
-    return found
-
-
-def wait_until_none(home: Path) -> dict[int, str]:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while living(home) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return living(home)
-
-
 def locations(url: str) -> dict[str, str]:
-    """State of each code location, asked from the page's own interface."""
+    """State of each code location."""
     query = "{workspaceOrError{...on Workspace{locationEntries{name locationOrLoadError{__typename}}}}}"
-    request = urllib.request.Request(
-        f"{url}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        entries = json.load(answer)["data"]["workspaceOrError"]["locationEntries"]
+    entries = ask(url, query)["workspaceOrError"]["locationEntries"]
     return {entry["name"]: entry["locationOrLoadError"]["__typename"] for entry in entries}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ READINGS = source(
     partition={"column": "at", "start": "2026-01-01"},
 )
 
-Change = Callable[[dict], None]
+Change = Callable[[dict[str, Any]], None]
 
 
 def _written(folder: Path, change: Change) -> Path:
@@ -40,7 +41,7 @@ def _line_of(folder: Path, text: str) -> int:
     return next(i for i, line in enumerate(lines, 1) if text in line)
 
 
-def _view(attributes: dict, **changes: object) -> dict:
+def _view(attributes: dict[str, Any], **changes: object) -> dict[str, Any]:
     base = {
         "source": "readings",
         "keys": {"label_id": "meter"},
@@ -66,7 +67,7 @@ def test_unknown_field_is_named_with_line_and_allowed_values(tmp_path: Path) -> 
 
 
 def test_two_faults_are_both_reported(tmp_path: Path) -> None:
-    def break_two(attributes: dict) -> None:
+    def break_two(attributes: dict[str, Any]) -> None:
         attributes["owner"] = "nobody"
         attributes["sources"]["readings"]["partition"]["cadence"] = "fortnightly"
 
@@ -113,7 +114,7 @@ def test_impossible_combinations_are_refused_in_words(tmp_path: Path, change: Ch
 
 
 def test_a_view_with_its_own_clock_may_not_read_what_is_known_later(tmp_path: Path) -> None:
-    def two_clocks(attributes: dict) -> None:
+    def two_clocks(attributes: dict[str, Any]) -> None:
         columns = attributes["sources"]["readings"]["columns"]
         columns["left"] = {"type": "timestamp"}
         attributes["sources"]["readings"]["partition"].update(before="1d", after="1d")
@@ -134,7 +135,7 @@ def test_a_key_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_missing_python_and_suite_are_named(tmp_path: Path) -> None:
-    def refer(attributes: dict) -> None:
+    def refer(attributes: dict[str, Any]) -> None:
         readings = attributes["sources"]["readings"]
         readings.update(raw=dict(readings["columns"]), transform="sources.canonical")
 
