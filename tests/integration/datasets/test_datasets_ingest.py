@@ -346,6 +346,7 @@ def test_sample_values_never_reach_catalog_metadata_or_logs(
         current = services.catalog.current(services.principal, "readings_of_a_day/readings", "2024-01-01")
         assert current is not None
         rows_blob = next(b.digest for b in current.blobs if b.media_type == "application/vnd.apache.parquet")
+    assert list_files_with(bench.home, "2024-03-10 02:30") == []
     holders = list_files_with(bench.home, CANARY)
     assert holders == [f"store/sha256/{rows_blob[7:9]}/{rows_blob[9:]}"]
 
