@@ -157,6 +157,7 @@ def inputs_document(inputs: tuple[SnapshotInput, ...]) -> Json:
             "version": item.version,
             "content_digest": item.content_digest,
             "evidence_digest": item.evidence_digest,
+            "quarantine_digest": item.quarantine_digest,
         }
         for item in inputs
     ]

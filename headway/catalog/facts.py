@@ -281,17 +281,28 @@ class FeatureSetVersion:
 
 @dataclass(frozen=True, order=True)
 class SnapshotInput:
-    """A dataset version that a snapshot read, with the evidence on which the reader trusted it."""
+    """A dataset version that a snapshot read, with the evidence on which the reader trusted it.
+
+    `quarantine_digest` names the rows that the evidence kept back: with the content it decides what was read.
+    """
 
     dataset: str
     version: int
     content_digest: str
     evidence_digest: str
+    quarantine_digest: str | None = None
 
     def __post_init__(self) -> None:
         check_name("dataset", self.dataset)
         _check_digest("content_digest", self.content_digest)
         _check_digest("evidence_digest", self.evidence_digest)
+        if self.quarantine_digest is not None:
+            _check_digest("quarantine_digest", self.quarantine_digest)
+
+    @property
+    def rows_read(self) -> tuple[str, int, str, str | None]:
+        """What identifies the rows that were read; another suite that keeps back the same rows changes nothing."""
+        return self.dataset, self.version, self.content_digest, self.quarantine_digest
 
 
 @dataclass(frozen=True)
@@ -334,14 +345,15 @@ class SnapshotFacts:
             _check_count(f"excluded[{reason!r}]", count)
         _check_text("run_id", self.run_id)
         _check_blobs(self.blobs, self.manifest_digest)
-        object.__setattr__(self, "inputs", tuple(sorted(self.inputs)))
+        object.__setattr__(self, "inputs", tuple(sorted(self.inputs, key=lambda i: (i.dataset, i.version))))
         if len({(item.dataset, item.version) for item in self.inputs}) != len(self.inputs) or not self.inputs:
             raise InvalidFact("inputs", self.inputs, "each dataset version once, and at least one")
 
     def snapshot_id(self, tenant: str) -> str:
         """Return the identity: the digest of tenant, pipeline, partition, feature set version and pinned inputs.
 
-        Evidence is left out: validating the same content again gives the same snapshot.
+        Of the evidence only the rows that it kept back count: validating the same content again, with the same rows
+        kept back, gives the same snapshot.
         """
         return digest_json(
             {
@@ -350,7 +362,7 @@ class SnapshotFacts:
                 "partition": self.partition,
                 "feature_set": self.feature_set,
                 "feature_set_version": self.feature_set_version,
-                "inputs": [[item.dataset, item.version, item.content_digest] for item in self.inputs],
+                "inputs": [list(item.rows_read) for item in self.inputs],
             }
         )
 

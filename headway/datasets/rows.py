@@ -1,11 +1,11 @@
 """Released rows for readers, and refusals by name for everything else."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from headway.artifacts.manifest import read_manifest
 from headway.catalog import DatasetVersion
@@ -46,11 +46,23 @@ def load_rows(services: Services, version: DatasetVersion, columns: Sequence[str
     """
     if version.status != "released":
         raise NotReleased(version.dataset, version.partition, version.status, version.status_reason)
+    digest = None if version.evidence is None else version.evidence.quarantine_digest
+    return pinned_rows(services, version, digest, columns)
+
+
+def pinned_rows(
+    services: Services, version: DatasetVersion, quarantine_digest: str | None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a version without those that the named quarantine table keeps back, as when it was read then.
+
+    Raises:
+        BlobMissing, BlobCorrupt: the store does not hold what the catalog says.
+    """
     table = stored_rows(services, version, columns)
-    if version.evidence is None or version.evidence.quarantine_digest is None:
+    if quarantine_digest is None:
         return table
     kept = np.ones(table.num_rows, dtype=np.bool_)
-    kept[quarantined_positions(services, version)] = False
+    kept[_positions(services, quarantine_digest)] = False
     return table.filter(pa.array(kept))
 
 
@@ -68,16 +80,16 @@ def stored_rows(services: Services, version: DatasetVersion, columns: Sequence[s
 
 def quarantine(services: Services, version: DatasetVersion) -> pa.Table | None:
     """The quarantine table of a version's evidence, None when nothing is kept back."""
-    if version.evidence is None or version.evidence.quarantine_digest is None:
-        return None
-    with services.store.open(version.evidence.quarantine_digest) as source:
+    digest = None if version.evidence is None else version.evidence.quarantine_digest
+    return None if digest is None else _quarantine_table(services, digest)
+
+
+def _quarantine_table(services: Services, digest: str) -> pa.Table:
+    with services.store.open(digest) as source:
         return pq.ParquetFile(source).read()
 
 
-def quarantined_positions(services: Services, version: DatasetVersion) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _positions(services: Services, digest: str) -> NDArray[np.int64]:
     """Positions of the stored rows that are kept back, ascending."""
-    table = quarantine(services, version)
-    if table is None:
-        return np.zeros(0, dtype=np.int64)
-    positions = table.column(POSITION).drop_null().to_numpy().astype(np.int64)
-    return cast("np.ndarray[tuple[int], np.dtype[np.int64]]", np.unique(positions))
+    positions = _quarantine_table(services, digest).column(POSITION).drop_null().to_numpy().astype(np.int64)
+    return np.unique(positions)

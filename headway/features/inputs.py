@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headway.catalog import DatasetVersion, SnapshotInput
-from headway.datasets.rows import dataset_name, load_rows
+from headway.datasets.rows import dataset_name, pinned_rows
 from headway.datasets.schema import arrow_schema
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
@@ -20,16 +20,30 @@ class InputMissing(HeadwayError):
 
 
 @dataclass(frozen=True)
-class PinnedInputs:
-    """Released versions per source, and quarantined partitions that were left out."""
+class PinnedVersion:
+    """A version with the rows that its evidence kept back when it was pinned."""
 
-    released: dict[str, tuple[DatasetVersion, ...]]
+    version: DatasetVersion
+    quarantine_digest: str | None
+
+
+@dataclass(frozen=True)
+class PinnedInputs:
+    """Versions read per source, and quarantined partitions that were left out."""
+
+    released: dict[str, tuple[PinnedVersion, ...]]
     skipped: dict[str, tuple[str, ...]]
 
     def references(self) -> tuple[SnapshotInput, ...]:
         """The versions as the catalog records them."""
         return tuple(
-            SnapshotInput(v.dataset, v.version, v.content_digest, v.evidence_digest or "")
+            SnapshotInput(
+                v.version.dataset,
+                v.version.version,
+                v.version.content_digest,
+                v.version.evidence_digest or "",
+                v.quarantine_digest,
+            )
             for versions in self.released.values()
             for v in versions
         )
@@ -38,7 +52,7 @@ class PinnedInputs:
         """Newest instant of knowledge per source; None where nothing was seen or the table has no time."""
         found: dict[str, int | None] = {}
         for source, versions in self.released.items():
-            seen = [v.watermark for v in versions if v.watermark is not None]
+            seen = [v.version.watermark for v in versions if v.version.watermark is not None]
             found[source] = max(seen, default=None)
         return found
 
@@ -52,13 +66,13 @@ def pin_inputs(
     """
     wanted = {s: set(p) for s, p in reach.items()}
     wanted.setdefault(spec.label.source, set()).add(label_partition)
-    released: dict[str, tuple[DatasetVersion, ...]] = {}
+    released: dict[str, tuple[PinnedVersion, ...]] = {}
     skipped: dict[str, tuple[str, ...]] = {}
     missing: list[str] = []
     for source, partitions in wanted.items():
         current = services.catalog.current_many(services.principal, dataset_name(spec.name, source), sorted(partitions))
         status = {p: current[p].status if p in current else "missing" for p in sorted(partitions)}
-        released[source] = tuple(current[p] for p, s in status.items() if s == "released")
+        released[source] = tuple(_pinned(current[p]) for p, s in status.items() if s == "released")
         skipped[source] = tuple(p for p, s in status.items() if s in ("quarantined", "retired"))
         missing += [f"{source} {p or '(whole table)'}" for p, s in status.items() if s not in _SETTLED]
     if missing:
@@ -70,6 +84,10 @@ def pin_inputs(
     return PinnedInputs(released, {s: p for s, p in skipped.items() if p})
 
 
+def _pinned(version: DatasetVersion) -> PinnedVersion:
+    return PinnedVersion(version, None if version.evidence is None else version.evidence.quarantine_digest)
+
+
 _SETTLED = ("released", "quarantined", "retired")
 
 
@@ -79,21 +97,21 @@ class RowReader:
     def __init__(self, services: Services, keep: int = 0) -> None:
         self._services = services
         self._keep = keep
-        self._tables: dict[tuple[str, int, str], pa.Table] = {}
+        self._tables: dict[tuple[str, int, str | None], pa.Table] = {}
 
-    def rows(self, spec: PipelineSpec, source: str, versions: Sequence[DatasetVersion]) -> pa.Table:
+    def rows(self, spec: PipelineSpec, source: str, versions: Sequence[PinnedVersion]) -> pa.Table:
         """Rows of several versions of one source together."""
         tables = [t for t in (self._table(v) for v in versions) if t.num_rows]
         if not tables:
             return arrow_schema(spec.sources[source]).empty_table()
         return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
-    def _table(self, version: DatasetVersion) -> pa.Table:
-        key = (version.dataset, version.version, version.evidence_digest or "")
+    def _table(self, pinned: PinnedVersion) -> pa.Table:
+        key = (pinned.version.dataset, pinned.version.version, pinned.quarantine_digest)
         if key in self._tables:
             self._tables[key] = self._tables.pop(key)
             return self._tables[key]
-        table = load_rows(self._services, version)
+        table = pinned_rows(self._services, pinned.version, pinned.quarantine_digest)
         if self._keep:
             self._tables[key] = table
             while len(self._tables) > self._keep:

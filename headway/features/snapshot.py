@@ -158,7 +158,8 @@ class SnapshotBuilder:
         if snapshot is None or state[partition].status != "published":
             return None
         same = snapshot.feature_set_version == self._version().version
-        return snapshot if same and set(snapshot.inputs) == set(inputs.references()) else None
+        read = {i.rows_read for i in snapshot.inputs}
+        return snapshot if same and read == {i.rows_read for i in inputs.references()} else None
 
     def _version(self) -> FeatureSetVersion:
         if self._feature_set is None:

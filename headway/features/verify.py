@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headway.catalog import DatasetVersion, FeatureSnapshot
+from headway.catalog import FeatureSnapshot
 from headway.errors import HeadwayError
 from headway.features.assemble import cells_of, table_digest
 from headway.features.contract import code_digest, contract_digest
-from headway.features.inputs import PinnedInputs, RowReader
+from headway.features.inputs import PinnedInputs, PinnedVersion, RowReader
 from headway.features.labels import label_rows
 from headway.features.plan import compile_plan
 from headway.features.proof import Proof, prove
@@ -55,7 +55,7 @@ def verify_snapshot(services: Services, pipeline: Pipeline, snapshot: FeatureSna
     spec = pipeline.spec
     inputs = _pinned(services, snapshot)
     reader = RowReader(services)
-    own = [v for v in inputs.released[spec.label.source] if v.partition == snapshot.partition]
+    own = [v for v in inputs.released[spec.label.source] if v.version.partition == snapshot.partition]
     labels = label_rows(spec, reader.rows(spec, spec.label.source, own))
     computed = SnapshotBuilder(services, pipeline).compute(labels, inputs)
     stored = read_values(services, snapshot)
@@ -78,10 +78,10 @@ def _require_same_code(services: Services, pipeline: Pipeline, snapshot: Feature
 
 
 def _pinned(services: Services, snapshot: FeatureSnapshot) -> PinnedInputs:
-    released: dict[str, list[DatasetVersion]] = {}
+    released: dict[str, list[PinnedVersion]] = {}
     for item in snapshot.inputs:
         version = services.catalog.version(services.principal, item.dataset, item.version)
-        released.setdefault(item.dataset.partition("/")[2], []).append(version)
+        released.setdefault(item.dataset.partition("/")[2], []).append(PinnedVersion(version, item.quarantine_digest))
     skipped = snapshot.facts.metadata.get("skipped_inputs")
     left_out = {
         source: tuple(str(p) for p in partitions)
