@@ -10,6 +10,7 @@ import dagster as dg
 
 from assets.dataset_version import build_dataset_version
 from assets.feature_snapshot import build_feature_snapshot
+from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
 from headway.loading import from_spec
 
@@ -46,6 +47,7 @@ class ModelPipeline(dg.Component):
         """Ordinary assets of every stage, and whatever the pipeline's `extra/` folder defines."""
         folder = Path(context.path)
         pipeline = from_spec(self.spec, folder)
+        check_suites(pipeline)
         stages = [build_dataset_version(pipeline, source) for source in self.spec.sources]
         declared = dg.Definitions(assets=[*stages, build_feature_snapshot(pipeline)])
         extra = [_extra(context, file) for file in sorted((folder / "extra").glob("*.py")) if file.stem != "__init__"]

@@ -8,7 +8,7 @@ import dagster as dg
 from assets.describe import column_schema, guarded, plot_metadata, table
 from assets.keys import dataset_key
 from assets.partitions import partitions_definition
-from assets.runs import asked_partitions, report_partitions
+from assets.runs import asked_partitions, is_worth_a_line, report_partitions
 from headway.declaration import SourceSpec
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
@@ -61,7 +61,9 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
                 source,
                 partitions,
                 run_id=context.run.run_id,
-                progress=lambda o, done, total: context.log.info(_progress_line(o, done, total)),
+                progress=lambda o, done, total: (
+                    context.log.info(_progress_line(o, done, total)) if is_worth_a_line(done, total) else None
+                ),
             )
         )
         _refuse_dependent_snapshots(platform, pipeline, source, outcomes)

@@ -8,7 +8,7 @@ import dagster as dg
 from assets.describe import column_lineage, feature_schema, guarded, plot_metadata, table
 from assets.keys import dataset_key, snapshot_key
 from assets.partitions import partitions_definition, snapshot_dependency
-from assets.runs import asked_partitions, is_range, report_partitions
+from assets.runs import asked_partitions, is_range, is_worth_a_line, report_partitions
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from resources.platform import Platform
@@ -65,7 +65,11 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
             pipeline,
             partitions,
             run_id=context.run.run_id,
-            progress=lambda done, o: context.log.info(_progress_line(done, len(partitions), o)),
+            progress=lambda done, o: (
+                context.log.info(_progress_line(done, len(partitions), o))
+                if is_worth_a_line(done, len(partitions))
+                else None
+            ),
         )
         report_partitions(context, key, {o.partition: _metadata(o) for o in outcomes})
         _fail_when_unusable(outcomes, alone=not is_range(partitions))

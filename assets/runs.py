@@ -18,6 +18,11 @@ def is_range(partitions: Sequence[str] | None) -> bool:
     return partitions is not None and len(partitions) > 1
 
 
+def is_worth_a_line(done: int, total: int) -> bool:
+    """Whether progress goes to the event log: about twenty lines per step, since each line is a row of the database."""
+    return done == total or done % max(1, total // 20) == 0
+
+
 def report_partitions(
     context: dg.AssetExecutionContext, key: dg.AssetKey, facts: Mapping[str, Mapping[str, Any]]
 ) -> None:

@@ -23,13 +23,14 @@ from headway.catalog.facts import (
 from headway.catalog.lineage import keep_blobs, link
 from headway.catalog.tables import dataset, dataset_event, dataset_partition, dataset_version
 
-# What may follow what; everything else is refused. A validation that died is begun again from `validating`.
+# What may follow what; everything else is refused. A validation that died is begun again from `validating`. A version
+# that was retired because it failed a changed suite may be validated again: else one slip in a suite would end it.
 STEPS: dict[str, frozenset[str]] = {
     "registered": frozenset({"validating"}),
     "validating": frozenset({"validating", "released", "quarantined"}),
     "quarantined": frozenset({"validating"}),
     "released": frozenset({"released", "retired"}),
-    "retired": frozenset(),
+    "retired": frozenset({"validating"}),
     "erased": frozenset(),
 }
 

@@ -44,7 +44,8 @@ NO_DATA_PUBLISHED = "no_data_published"
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 REPORT_MEDIA_TYPE = "application/json"
 _AT_ONCE = 64
-_ENDED = ("retired", "erased")
+_ENDED = ("erased",)
+_JUDGED = ("released", "quarantined", "retired")
 _DESCRIPTIVE = {"description", "unit"}
 
 
@@ -261,7 +262,7 @@ def _is_judged(job: _Job, version: DatasetVersion) -> bool:
     """Whether a version's evidence is of the rules in force, or nothing can be said about it any more."""
     if version.status in _ENDED:
         return True
-    if version.evidence is None or version.status not in ("released", "quarantined"):
+    if version.evidence is None or version.status not in _JUDGED:
         return False
     return version.evidence.suite_digest == rules_digest_of(job.suite, job.spec, version.metadata.get("rejected"))
 
@@ -291,7 +292,7 @@ def _holds(version: DatasetVersion, part: _Part) -> bool:
     """Whether the version was judged under the rules in force, or is out of use for good."""
     if version.status in _ENDED:
         return True
-    is_judged = version.status in ("released", "quarantined")
+    is_judged = version.status in _JUDGED
     return is_judged and version.evidence is not None and version.evidence.suite_digest == part.rules_digest
 
 

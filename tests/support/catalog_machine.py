@@ -130,7 +130,7 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             (dataset, number), known = chosen
             digest = evidence(suite).suite_digest
             send = lambda key: world.catalog.start_validation(self.me, key, dataset, number, digest)  # noqa: E731
-            if known.status not in ("registered", "quarantined", "validating"):
+            if known.status not in ("registered", "quarantined", "validating", "retired"):
                 _refused(IllegalTransition, lambda: send(self.key(keyed)))
                 return
             self.acknowledge(

@@ -122,14 +122,15 @@ def test_a_validation_goes_its_legal_way(catalog: Catalog) -> None:
     assert catalog.release_version(ALICE, None, "flights", 1, evidence()).evidence == evidence()
     newer = evidence("stricter suite")
     assert catalog.record_validation(ALICE, None, "flights", 1, newer).evidence_digest == newer.digest
-    with pytest.raises(IllegalTransition, match="only registered or validating or quarantined may become validating"):
+    with pytest.raises(IllegalTransition, match="only registered or validating or quarantined or retired may become validating"):
         catalog.start_validation(ALICE, None, "flights", 1, suite)
     worse = evidence("strictest suite", "3 rows fail")
     assert catalog.retire_version(ALICE, None, "flights", 1, "fails the strictest suite", worse).evidence == worse
     with pytest.raises(IllegalTransition, match="is retired"):
         catalog.record_validation(ALICE, None, "flights", 1, newer)
+    assert catalog.start_validation(ALICE, None, "flights", 1, suite).status == "validating"
     assert [e.to_status for e in catalog.dataset_events(ALICE, "flights", 1)] == [
-        "registered", "validating", "quarantined", "validating", "released", "released", "retired",
+        "registered", "validating", "quarantined", "validating", "released", "released", "retired", "validating",
     ]  # fmt: skip
 
 

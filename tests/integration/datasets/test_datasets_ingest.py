@@ -128,10 +128,9 @@ def test_a_changed_suite_validates_again_and_rewrites_nothing(bench: DatasetBenc
     states = by_day(bench.ingest())
     assert states.pop("2024-01-04") == "retired"
     assert set(states.values()) == {"released"}
+    assert by_day(bench.ingest())["2024-01-04"] == "retired"
     write_suite(bench.folder, suite(not_null("id"), wider))
-    states = by_day(bench.ingest())
-    assert states.pop("2024-01-04") == "retired"
-    assert set(states.values()) == {"released"}
+    assert set(by_day(bench.ingest()).values()) == {"released"}, "the slip in the suite is mended"
 
 
 def test_rows_within_the_budget_are_kept_back_and_the_rest_released(bench: DatasetBench) -> None:
