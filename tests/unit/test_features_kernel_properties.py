@@ -28,7 +28,7 @@ GROUPS = 3
 YEAR_1 = -62_135_596_800_000_000
 YEAR_9999 = 253_402_300_799_999_999
 EXTREME = st.sampled_from([YEAR_1, YEAR_1 + 1, YEAR_9999 - 1, YEAR_9999])
-TIMES = st.one_of(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12), EXTREME)
+TIMES = st.one_of(*[st.integers(0, 8)] * 7, EXTREME)
 VALUES = st.one_of(
     st.none(),
     st.sampled_from([0.0, -0.0, 0.1, 0.2, -0.3, 1e16, -1e16, 1.0, 1e-300, 5e-324, 1e150]),
@@ -41,10 +41,10 @@ DURATION = st.sampled_from([1, 2, 5, 400_000_000_000_000_000, 2**62])
 def worlds(draw: st.DrawFn, *, identified: bool | None = None) -> list[Row]:
     """Rows of a few keys at a few instants: corrections, moves, tombstones, duplicates, late and clock-wrong rows."""
     with_id = draw(st.booleans()) if identified is None else identified
-    size = draw(st.integers(0, 14))
+    size = draw(st.integers(0, 12))
     rows = [
         Row(
-            key=draw(st.integers(-1, GROUPS - 2)),
+            key=draw(st.sampled_from([0, 0, 0, 1, -1])),
             event=draw(TIMES),
             available=draw(TIMES),
             sequence=draw(st.integers(0, 2)),
