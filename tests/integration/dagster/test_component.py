@@ -1,0 +1,99 @@
+"""What a Dagster user finds: ordinary assets and checks, a scaffold that works, extra code beside a pipeline."""
+
+import json
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+from assets.component import ModelPipeline, PipelineScaffolder
+from assets.definitions import MisplacedModel, defs, refuse_misplaced_models
+from headway.cli.main import main
+from headway.datasets.partitions import PartitionScheme
+from headway.loading import load_pipeline
+
+KEYS = {
+    *(f"flight_delay/dataset_version/{s}" for s in ("airlines", "airports", "flights", "planes", "weather")),
+    "flight_delay/feature_snapshot",
+}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dg.Definitions:
+    return defs()
+
+
+def test_every_stage_is_an_ordinary_asset_with_what_a_page_needs(graph: dg.Definitions) -> None:
+    specs = {spec.key.to_user_string(): spec for spec in graph.resolve_all_asset_specs()}
+    assert set(specs) == KEYS
+    for spec in specs.values():
+        assert spec.group_name == "flight_delay"
+        assert spec.owners == ["team:flights"]
+        assert spec.kinds
+        assert spec.description
+        assert spec.code_version
+        assert spec.metadata["dagster/column_schema"].columns
+    assert "dagster/column_lineage" in specs["flight_delay/feature_snapshot"].metadata
+
+
+def test_all_checks_block(graph: dg.Definitions) -> None:
+    checks = {
+        f"{key.asset_key.to_user_string()}:{key.name}": spec.blocking
+        for asset in graph.assets or []
+        if isinstance(asset, dg.AssetsDefinition)
+        for key, spec in ((s.key, s) for s in asset.check_specs)
+    }
+    assert len(checks) == 5 * 3 + 4
+    assert all(checks.values())
+
+
+def test_dagsters_partitions_are_those_of_the_declaration(graph: dg.Definitions) -> None:
+    flights = load_pipeline("flight_delay").spec.sources["flights"].partition
+    assert flights is not None
+    scheme = PartitionScheme.from_spec(flights)
+    asset = graph.get_assets_def(dg.AssetKey(["flight_delay", "feature_snapshot"]))
+    assert asset.partitions_def is not None
+    assert tuple(asset.partitions_def.get_partition_keys()) == scheme.keys()
+    assert len(scheme.keys()) == 366
+
+
+def test_the_scaffold_is_a_pipeline_that_works(tmp_path: Path) -> None:
+    folder = tmp_path / "my_model"
+    request = dg.ScaffoldRequest(
+        type_name="assets.component.ModelPipeline",
+        target_path=folder,
+        scaffold_format="yaml",
+        project_root=tmp_path,
+        params=None,
+    )
+    PipelineScaffolder().scaffold(request)
+    environment = {"HEADWAY_HOME": str(tmp_path / "home")}
+    run = CliRunner()
+    for arguments in (
+        ["check", str(folder)],
+        ["datasets", "ingest", "-p", str(folder), "-s", "visits"],
+        ["snapshots", "build", "--pipeline", str(folder), "--partition", "2026-01-05", "--partition", "2026-01-06"],
+    ):
+        result = run.invoke(main, arguments, env=environment)
+        assert result.exit_code == 0, result.output
+    listed = run.invoke(main, ["snapshots", "list", "--pipeline", str(folder), "--json"], env=environment)
+    assert [s["status"] for s in json.loads(listed.stdout)["snapshots"]] == ["published", "published"]
+
+
+def test_a_model_where_dagster_would_import_it_is_refused(tmp_path: Path) -> None:
+    good = tmp_path / "pipelines" / "one"
+    good.mkdir(parents=True)
+    (good / "defs.yaml").write_text("")
+    (good / "model.py").write_text("import torch\n")
+    refuse_misplaced_models(tmp_path / "pipelines")
+    (good / "extra").mkdir()
+    (good / "extra" / "model.py").write_text("import torch\n")
+    with pytest.raises(MisplacedModel, match=r"pipelines/one/extra/model.py would be imported .* move it beside"):
+        refuse_misplaced_models(tmp_path / "pipelines")
+
+
+def test_the_schema_of_the_component_is_the_published_one() -> None:
+    schema = ModelPipeline.get_model_cls().model_json_schema()
+    published = Path(__file__).parents[3] / "docs" / "pipeline.schema.json"
+    assert schema == json.loads(published.read_text())
