@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from support.kernel_oracle import Label, Row, columns, observations, values_of
+from support.kernel_oracle import Label, Row, columns, deviation, observations, values_of
 
 from headway.features.kernel import (
     AGGREGATES,
@@ -253,3 +254,40 @@ def test_windows_name_what_they_cannot_do() -> None:
 def test_importing_the_kernel_brings_no_compiler() -> None:
     code = "import sys, headway.features.kernel; sys.exit(bool({'numba', 'pyarrow', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_deviation_of_nearly_equal_values_is_that_of_two_passes() -> None:
+    """Where the spread is of the size of the mean's own rounding, the exact variance would be another number."""
+    values = [0.1, 0.1, 0.1, float(np.nextafter(0.1, 1.0))]
+    rows = [Row(0, i, i, value=v) for i, v in enumerate(values)]
+    for n in (3, 4):
+        numbers, null = values_of(rows[:n])
+        (out,) = window(
+            columns(rows[:n]),
+            observations([Label(0, 9)]),
+            numbers,
+            null,
+            groups=1,
+            boundary="lt",
+            durations=[100],
+            aggregates=["std"],
+        )
+        mean = math.fsum(values[:n]) / n
+        assert out.values["std"][0] == pytest.approx(deviation(values[:n], mean), rel=1e-12, abs=0.0)
+        assert out.values["std"][0] > 0.0
+
+
+def test_minus_zero_is_zero() -> None:
+    rows = [Row(0, 1, 1, value=-0.0)]
+    numbers, null = values_of(rows)
+    (out,) = window(
+        columns(rows),
+        observations([Label(0, 9)]),
+        numbers,
+        null,
+        groups=1,
+        boundary="lt",
+        durations=[100],
+        aggregates=AGGREGATES,
+    )
+    assert [name for name in AGGREGATES if np.signbit(out.values[name][0])] == []
