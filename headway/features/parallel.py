@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 from headway.features.snapshot import SnapshotBuilder, SnapshotOutcome, build_range
@@ -30,8 +31,8 @@ def build_parallel(
     progress: Callable[[int, SnapshotOutcome], None] | None = None,
 ) -> list[SnapshotOutcome]:
     """Outcomes in the order of `partitions`; `progress` gets the number done so far and each outcome."""
-    workers = min(os.cpu_count() or 1, len(partitions) // _WORTH_A_WORKER)
-    if workers < 2:
+    cores = sorted(os.sched_getaffinity(0))[: len(partitions) // _WORTH_A_WORKER]
+    if len(cores) < 2:
         with open_services(settings) as services:
             done: list[SnapshotOutcome] = []
             builder = SnapshotBuilder(services, pipeline)
@@ -42,11 +43,11 @@ def build_parallel(
                     progress(len(done), outcome)
 
             return build_range(builder, partitions, run_id, report)
-    return _in_workers(workers, settings, pipeline, partitions, run_id, progress)
+    return _in_workers(cores, settings, pipeline, partitions, run_id, progress)
 
 
 def _in_workers(
-    workers: int,
+    cores: Sequence[int],
     settings: Settings,
     pipeline: Pipeline,
     partitions: Sequence[str],
@@ -56,8 +57,12 @@ def _in_workers(
     chunks = [partitions[i : i + _NEIGHBOURS] for i in range(0, len(partitions), _NEIGHBOURS)]
     found: dict[str, SnapshotOutcome] = {}
     # Spawned, not forked: the parent holds database connections and threads that a fork would share.
+    spawn = get_context("spawn")
+    free = spawn.SimpleQueue()
+    for core in cores:
+        free.put(core)
     with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_open, initargs=(settings, pipeline.folder)
+        len(cores), mp_context=spawn, initializer=_open, initargs=(settings, pipeline.folder, free)
     ) as pool:
         for future in as_completed([pool.submit(_build, chunk, run_id) for chunk in chunks]):
             for outcome in future.result():
@@ -67,10 +72,11 @@ def _in_workers(
     return [found[p] for p in partitions]
 
 
-def _open(settings: Settings, folder: Path) -> None:
+def _open(settings: Settings, folder: Path, free: SimpleQueue[int]) -> None:
+    """Prepare a worker: one core of its own, on which the kernel then starts no threads."""
     global _builder
     step_dies_with_run()
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+    os.sched_setaffinity(0, {free.get()})
     _builder = SnapshotBuilder(connect(settings), load_pipeline(folder))
 
 

@@ -22,6 +22,7 @@ from headway.datasets.arrow import compute as pc
 from headway.declaration import PipelineSpec, duration_us
 from headway.features.clocks import Clock, Times, clock_of, instants
 from headway.features.kernel import collapse
+from headway.features.kernel.encode import encode_identity
 from headway.features.plan import Cells, CompiledView, FeaturePlan, Scopes, SourceRows, prepare
 from headway.features.reach import memory
 
@@ -187,6 +188,9 @@ def _adversarial(
     valid: NDArray[np.bool_],
 ) -> tuple[Trial, list[Finding]]:
     rows = sources[group.source] if group.custom else _needed(sources[group.source], spec, group)
+    # In the order of identities, copies included: the kernel then sees at once that no row has a second version.
+    identities = encode_identity({c: rows.column(c) for c in spec.sources[group.source].row_id})
+    rows = rows.take(pa.array(np.argsort(identities, kind="stable")))
     truth = group.clock.times(rows)
     moments, world = np.unique(times[valid], return_inverse=True)
     asked = np.flatnonzero(valid)

@@ -140,6 +140,8 @@ def supersession(columns: Columns) -> tuple[NDArray[np.int64], bool]:
     if not len(columns.row_id):
         return NO_INTS, False
     codes = columns.row_id
+    if bool((codes[1:] > codes[:-1]).all()):
+        return NO_INTS, False
     if int(codes.min()) < 0 or int(codes.max()) >= 4 * len(codes) + 1024:
         codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)
     offsets = compiled.group_offsets(codes, NO_FLAGS, int(codes.max()) + 1)

@@ -95,7 +95,9 @@ def encode_keys(
         row_code = paired(row_code, next_rows, next_size)
         observation_code = paired(observation_code, next_observations, next_size)
         size *= max(next_size, 1)
-    row_code, observation_code, size = dense(row_code, observation_code, size)
+    # Side by side in scopes, most pairs of scope and key have rows; numbering them anew would cost more than it saves.
+    if row_scope is None or size > 4 * len(row_code) + 1024:
+        row_code, observation_code, size = dense(row_code, observation_code, size)
     return EncodedKeys(row_code, observation_code, size)
 
 
@@ -125,7 +127,7 @@ def encode_identity(columns: Mapping[str, Arrow]) -> NDArray[np.int64]:
         code = paired(code, part, part_size)
         size *= max(part_size, 1)
     assert code is not None
-    return dense(code, code[:0], size)[0]
+    return code if len(columns) == 1 else dense(code, code[:0], size)[0]
 
 
 def to_microseconds(column: Arrow, name: str) -> Instants:
