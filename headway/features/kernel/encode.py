@@ -39,7 +39,10 @@ class ColumnError(KernelInputError):
 
 @dataclass(frozen=True)
 class EncodedKeys:
-    """Group codes of both sides: 0 .. groups - 1, -1 for a null part, -2 (observations) for a key that no row has."""
+    """Group codes of both sides: 0 .. groups - 1, -1 for a null part, -2 (observations) for a key that no row has.
+
+    With scopes some codes may belong to no row: an observation of a key that its scope lacks may hold one of those.
+    """
 
     rows: NDArray[np.int64]
     observations: NDArray[np.int64]
