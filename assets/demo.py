@@ -142,7 +142,8 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
     command += [a for name in ("first", "last") if (v := getattr(arguments, name)) for a in (f"--{name}", v)]
     print(f"{pipeline.name}: {len(partitions)} partitions, {partitions[0]} to {partitions[-1]}; log: {log}", flush=True)
     with open_services(settings) as services, log.open("wb") as output:
-        before = _committed(services, pipeline, partitions)
+        if _is_up_to_date(services, pipeline, partitions):
+            return _summary(services, pipeline, partitions, watch, 0, log, changed=False)
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         shown = 0.0
         while child.poll() is None:
@@ -151,7 +152,41 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
             if watch.seconds - shown >= _LINE_EVERY_S:
                 shown = watch.seconds
                 _print_progress(services, pipeline, partitions, watch)
-        return _summary(services, pipeline, partitions, watch, before, child.returncode, log)
+        return _summary(services, pipeline, partitions, watch, child.returncode, log, changed=True)
+
+
+def _is_up_to_date(services: Services, pipeline: Pipeline, partitions: Sequence[str]) -> bool:
+    """Whether the catalog would not change, and Dagster shows every partition of it."""
+    from headway.datasets.ingest import is_up_to_date
+    from headway.features.inputs import InputMissing
+    from headway.features.snapshot import SnapshotBuilder
+
+    for name, source in pipeline.spec.sources.items():
+        if not is_up_to_date(services, pipeline, name, partitions if source.partition is not None else None):
+            return False
+    builder = SnapshotBuilder(services, pipeline)
+    try:
+        if not all(builder.is_up_to_date(partition) for partition in partitions):
+            return False
+    except InputMissing:
+        return False
+    return _is_shown(pipeline, partitions)
+
+
+def _is_shown(pipeline: Pipeline, partitions: Sequence[str]) -> bool:
+    """Whether Dagster has a materialization of every partition: a run killed after its commits has none."""
+    import dagster as dg
+
+    from assets.keys import dataset_key, snapshot_key
+
+    with dg.DagsterInstance.get() as instance:
+        for name, source in pipeline.spec.sources.items():
+            key = dataset_key(pipeline.name, name)
+            if source.partition is None and instance.get_latest_materialization_event(key) is None:
+                return False
+            if source.partition is not None and not set(partitions) <= instance.get_materialized_partitions(key):
+                return False
+        return set(partitions) <= instance.get_materialized_partitions(snapshot_key(pipeline.name))
 
 
 def _committed(services: Services, pipeline: Pipeline, partitions: Sequence[str]) -> dict[str, int]:
@@ -185,9 +220,10 @@ def _summary(
     pipeline: Pipeline,
     partitions: Sequence[str],
     watch: Watch,
-    before: dict[str, int],
     status: int,
     log: Path,
+    *,
+    changed: bool,
 ) -> int:
     from headway.datasets.rows import dataset_name
 
@@ -218,7 +254,7 @@ def _summary(
         f"{len(partitions) - len(published)} refused; {sum(s.rows for s in published.values()):>8,} label rows; "
         f"left out: {', '.join(f'{n:,} {r}' for r, n in sorted(excluded.items())) or 'none'}"
     )
-    unchanged = before == _committed(services, pipeline, partitions) and len(published) == len(partitions)
+    unchanged = not changed and len(published) == len(partitions)
     print(
         f"\n{'everything is up to date' if unchanged else 'done'} after {watch.seconds:.0f} s; "
         f"peak memory {watch.peak_bytes / 2**30:.1f} GiB\n"

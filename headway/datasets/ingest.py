@@ -160,9 +160,35 @@ def ingest(
         NotReleased: a source that the transform reads is not released.
         SuiteRefused, SourceMissing, TransformFault: see there.
     """
+    job = _job(services, pipeline, source, run_id, progress)
+    requested = _requested(job, partitions, is_declared=files is None and delivery is None)
+    if delivery is None:
+        raw = delivery_files(pipeline, source, files)
+        if requested is not None and _answer_unread(job, requested, delivery_digest(raw)):
+            return [job.outcomes[key] for key in requested]
+        delivery = _read(job, raw)
+    return _ingest_delivery(job, delivery, requested)
+
+
+def is_up_to_date(services: Services, pipeline: Pipeline, source: str, partitions: Sequence[str] | None = None) -> bool:
+    """Whether ingesting the declared files would change nothing, judged by digests without parsing them.
+
+    Raises:
+        UnknownPartition, PartitionNotClosed, SuiteRefused, SourceMissing: as `ingest` does.
+    """
+    try:
+        job = _job(services, pipeline, source, None, None)
+    except NotReleased:
+        return False
+    requested = _requested(job, partitions, is_declared=True)
+    digest = delivery_digest(delivery_files(pipeline, source))
+    return requested is not None and _answer_unread(job, requested, digest)
+
+
+def _job(services: Services, pipeline: Pipeline, source: str, run_id: str | None, progress: Progress | None) -> _Job:
     spec = source_spec(pipeline, source)
     scheme = None if spec.partition is None else PartitionScheme.from_spec(spec.partition)
-    job = _Job(
+    return _Job(
         services,
         pipeline,
         source,
@@ -174,13 +200,6 @@ def ingest(
         progress,
         dataset_name(pipeline.name, source),
     )
-    requested = _requested(job, partitions, is_declared=files is None and delivery is None)
-    if delivery is None:
-        raw = delivery_files(pipeline, source, files)
-        if requested is not None and _answer_unread(job, requested, delivery_digest(raw)):
-            return [job.outcomes[key] for key in requested]
-        delivery = _read(job, raw)
-    return _ingest_delivery(job, delivery, requested)
 
 
 def partition_digests(delivery: Delivery) -> tuple[str, dict[str, str]]:

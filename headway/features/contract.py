@@ -7,7 +7,9 @@ from pathlib import Path
 from headway.loading import Pipeline, tree_digest
 from trainer.blobs import Json, digest_json
 
-_KERNEL_ROOT = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parent
+# What decides a cell. Orchestration, storage and the proof are left out: changing them makes no other features.
+_DECISIVE = ("clocks.py", "labels.py", "plan.py", "reach.py", "assemble.py")
 
 
 def contract(pipeline: Pipeline) -> dict[str, Json]:
@@ -29,9 +31,10 @@ def contract_digest(pipeline: Pipeline) -> str:
 
 
 def code_digest(pipeline: Pipeline) -> str:
-    """Digest of the code that computes features: the pipeline's functions and the platform's feature modules."""
+    """Digest of the code that computes features: the pipeline's functions and what of the platform decides a cell."""
     functions = [d.function for d in pipeline.spec.features.derived.values()]
     functions += [c.function for c in pipeline.spec.features.custom.values()]
     modules = sorted({f.partition(".")[0] for f in functions})
     files = {m: (pipeline.folder / f"{m}.py").read_text(encoding="utf-8") for m in modules}
-    return digest_json({"platform": tree_digest(_KERNEL_ROOT), "functions": files})
+    platform = {name: (_ROOT / name).read_text(encoding="utf-8") for name in _DECISIVE}
+    return digest_json({"kernel": tree_digest(_ROOT / "kernel"), "platform": platform, "functions": files})

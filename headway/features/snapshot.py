@@ -113,6 +113,14 @@ class SnapshotBuilder:
         snapshot = self._publish(partition, computed, proof, report, run_id)
         return SnapshotOutcome(partition, "published", "proved", snapshot, checks, len(labels), dict(labels.excluded))
 
+    def is_up_to_date(self, partition: str) -> bool:
+        """Whether the partition's published snapshot rests on its current inputs and the features in force.
+
+        Raises `InputMissing` when a source partition in reach was never materialized.
+        """
+        labels, inputs = self._pin(partition)
+        return labels is not None and self._published(partition, inputs) is not None
+
     def computed(self, partition: str) -> Computed:
         """Feature cells of a partition from its current inputs; nothing is proved, stored or published.
 
