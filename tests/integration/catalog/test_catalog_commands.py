@@ -122,7 +122,8 @@ def test_a_validation_goes_its_legal_way(catalog: Catalog) -> None:
     assert catalog.release_version(ALICE, None, "flights", 1, evidence()).evidence == evidence()
     newer = evidence("stricter suite")
     assert catalog.record_validation(ALICE, None, "flights", 1, newer).evidence_digest == newer.digest
-    with pytest.raises(IllegalTransition, match="only registered or validating or quarantined or retired may become validating"):
+    said = "only registered or validating or quarantined or retired may become validating"
+    with pytest.raises(IllegalTransition, match=said):
         catalog.start_validation(ALICE, None, "flights", 1, suite)
     worse = evidence("strictest suite", "3 rows fail")
     assert catalog.retire_version(ALICE, None, "flights", 1, "fails the strictest suite", worse).evidence == worse
