@@ -6,6 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from click.testing import CliRunner
+from pydantic import BaseModel
 
 from assets.component import ModelPipeline, PipelineScaffolder
 from assets.definitions import MisplacedModel, defs, refuse_misplaced_models
@@ -65,7 +66,7 @@ def test_the_scaffold_is_a_pipeline_that_works(tmp_path: Path) -> None:
         target_path=folder,
         scaffold_format="yaml",
         project_root=tmp_path,
-        params=None,
+        params=BaseModel(),
     )
     PipelineScaffolder().scaffold(request)
     environment = {"HEADWAY_HOME": str(tmp_path / "home")}
