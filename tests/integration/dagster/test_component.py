@@ -20,6 +20,10 @@ KEYS = {
 }
 
 
+class NoParams(BaseModel):
+    """What `dg scaffold` passes when a component asks for nothing."""
+
+
 @pytest.fixture(scope="module")
 def graph() -> dg.Definitions:
     return defs()
@@ -66,7 +70,7 @@ def test_the_scaffold_is_a_pipeline_that_works(tmp_path: Path) -> None:
         target_path=folder,
         scaffold_format="yaml",
         project_root=tmp_path,
-        params=BaseModel(),
+        params=NoParams(),
     )
     PipelineScaffolder().scaffold(request)
     environment = {"HEADWAY_HOME": str(tmp_path / "home")}

@@ -72,17 +72,15 @@ def test_one_range_run_and_ten_single_runs_agree(tmp_path: Path, instance: dg.Da
 
 def test_a_range_run_shows_every_partition_and_one_check(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     bench = _bench(tmp_path / "range")
-    run(bench, instance, DAYS)
+    done = run(bench, instance, DAYS)
     for key in (KEY, SNAPSHOT):
         assert instance.get_materialized_partitions(key) == set(DAYS)
         records = instance.fetch_materializations(key, limit=50).records
         status = {r.partition_key: r.asset_materialization.metadata["status"].value for r in records}  # pyright: ignore[reportOptionalMemberAccess]
         assert status[BAD] == {KEY: "quarantined", SNAPSHOT: "refused"}[key]
         assert status[DAYS[0]] == {KEY: "released", SNAPSHOT: "published"}[key]
-    checks = [
-        r.event_log_entry.asset_check_evaluation
-        for r in instance.get_event_records(dg.EventRecordsFilter(dg.DagsterEventType.ASSET_CHECK_EVALUATION))
-    ]
+    entries = instance.all_logs(done.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    checks = [entry.asset_check_evaluation for entry in entries]
     quality = [c for c in checks if c is not None and c.check_name == "quality"]
     assert len(quality) == 1, "one check result for the whole range"
     table = quality[0].metadata["by_partition"].value
