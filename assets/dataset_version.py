@@ -214,7 +214,7 @@ def _quality(
         "rows_rejected": sum(o.rows_rejected for o in outcomes),
         "rows_quarantined": sum(o.rows_quarantined for o in outcomes),
         "expectations": sum(len(o.expectations) for o in outcomes),
-        **table("by_partition", [_row(o) for o in outcomes]),
+        **table("table_by_partition", [_row(o) for o in outcomes]),
     }
     if len(outcomes) == 1:
         rules = [{k: _cell(v) for k, v in e.items()} for e in outcomes[0].expectations]

@@ -143,7 +143,7 @@ def _check(
         "evaluated": len(found),
         "up_to_date": sum(o.status == "up_to_date" for o in outcomes),
         "refused": sum(o.status == "refused" for o in outcomes),
-        **table("by_partition", rows),
+        **table("table_by_partition", rows),
     }
     if name == "row_count" and len(outcomes) > 1:
         metadata |= plot_metadata(

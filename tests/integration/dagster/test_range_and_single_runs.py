@@ -83,7 +83,7 @@ def test_a_range_run_shows_every_partition_and_one_check(tmp_path: Path, instanc
     checks = [entry.asset_check_evaluation for entry in entries]
     quality = [c for c in checks if c is not None and c.check_name == "quality"]
     assert len(quality) == 1, "one check result for the whole range"
-    table = quality[0].metadata["by_partition"].value
+    table = quality[0].metadata["table_by_partition"].value
     assert [r.data["partition"] for r in table.records] == DAYS  # pyright: ignore
     assert "data:image/png;base64" in str(quality[0].metadata["plot"].value)
 
