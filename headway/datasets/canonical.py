@@ -61,7 +61,7 @@ def conform(table: pa.Table, spec: SourceSpec, source: str, rows: int | None = N
 
 
 def row_faults(table: pa.Table, spec: SourceSpec) -> list[RowFault]:
-    """Rows that the transform rejects, with a null identity or required value, or with a key that is not in NFC."""
+    """Rows that the transform rejects, with a null identity, sequence or required value, or with a key not in NFC."""
     faults: list[RowFault] = []
     if REJECT_COLUMN in table.column_names:
         codes = table.column(REJECT_COLUMN).to_pylist()
@@ -69,14 +69,26 @@ def row_faults(table: pa.Table, spec: SourceSpec) -> list[RowFault]:
     rejected = {fault.position for fault in faults}
     needed = {*spec.row_id, *(n for n, column in spec.columns.items() if column.required)}
     needed |= set() if spec.partition is None else {spec.partition.column}
+    needed |= set() if spec.sequence is None else {spec.sequence}
     for name in table.column_names:
         if name in needed:
-            code = "null_row_identity" if name in spec.row_id else "null_in_required_column"
+            code = _null_code(name, spec)
             faults += [RowFault(i, name, code) for i in _positions(table.column(name).is_null()) if i not in rejected]
     for name in dict.fromkeys((*spec.row_id, *spec.keys)):
         if spec.columns[name].type == "string":
             faults += _not_composed(table.column(name), name)
     return faults
+
+
+def may_be_shown(column: str, spec: SourceSpec) -> bool:
+    """Whether a person may see values of a column (canonical, raw or the reject column).
+
+    A transform may read a personal column from a raw column of any other name, so of such a source only the canonical
+    columns that are not personal are shown.
+    """
+    if not spec.privacy.personal:
+        return True
+    return column in spec.columns and column not in spec.privacy.personal
 
 
 def treat_personal(table: pa.Table, spec: SourceSpec, scope: str) -> pa.Table:
@@ -101,6 +113,12 @@ def canonical_order(table: pa.Table, spec: SourceSpec, digests: Sequence[bytes])
     keyed = table.select(names).append_column("_digest", pa.array(digests, type=pa.binary(32)).cast(pa.binary()))
     order = pc.sort_indices(keyed, sort_keys=[(n, "ascending") for n in (*names, "_digest")])
     return order.to_numpy().astype(np.int64)
+
+
+def _null_code(name: str, spec: SourceSpec) -> str:
+    if name in spec.row_id:
+        return "null_row_identity"
+    return "null_sequence" if name == spec.sequence else "null_in_required_column"
 
 
 def _positions(mask: pa.ChunkedArray) -> list[int]:

@@ -16,11 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.datasets import files as delivered
-from headway.datasets.canonical import canonical_order, conform, row_faults, treat_personal
+from headway.datasets.canonical import RowFault, canonical_order, conform, may_be_shown, row_faults, treat_personal
 from headway.datasets.delimited import read_delimited
 from headway.datasets.digest import row_digests
 from headway.datasets.parquet import parse_typed, read_parquet
-from headway.datasets.refusal import DeliveryRefused, RejectedRow
+from headway.datasets.refusal import WITHHELD, DeliveryRefused, RejectedRow
 from headway.datasets.text import CellFault, CellForm, Parsed, parse_text
 from headway.declaration import CsvFormat, SourceSpec
 from headway.errors import HeadwayError
@@ -46,7 +46,7 @@ class Delivery:
 
     `table` has the canonical columns (`schema.arrow_schema`) in canonical order; `origin_file` (index into `files`) and
     `origin_row` (from 1, header not counted) say where each row came from, `digests` are its row digests. `rows_read`
-    counts the rows of the files. `rejected` holds values: it is for people and never stored as it is.
+    counts the rows of the files. `rejected` holds values (none of personal columns): it is for people and never stored.
     """
 
     pipeline: Pipeline
@@ -201,15 +201,26 @@ def _typed(
     faults: list[tuple[str, CellFault]] = []
     for name, column in spec.file_columns().items():
         form = CellForm.of(name, column, spec.format, is_key=name in (*spec.row_id, *spec.keys))
-        parsed = _column(file, cells.get(name), form, rows, missing)
+        try:
+            parsed = _column(file, cells.get(name), form, rows, missing)
+        except DeliveryRefused as refused:
+            if refused.value is None or may_be_shown(name, spec):
+                raise
+            raise refused.withheld() from None
         columns[name] = parsed.values
         faults += [(name, fault) for fault in (*parsed.faults, *_null_faults(parsed, form))]
     table = pa.table(columns)
     places = _partition_times(table, spec, faults)
-    rejected += [
-        RejectedRow(file, f.position + 1, name, f.code, f.value, f.detail, places.get(f.position)) for name, f in faults
-    ]
+    rejected += [_rejected(file, f.position + 1, name, f, places.get(f.position), spec) for name, f in faults]
     return table
+
+
+def _rejected(
+    file: str, row: int, column: str, fault: CellFault | RowFault, time: int | None, spec: SourceSpec
+) -> RejectedRow:
+    if (fault.value or fault.detail) and not may_be_shown(column, spec):
+        return RejectedRow(file, row, column, fault.code, WITHHELD, "", time)
+    return RejectedRow(file, row, column, fault.code, fault.value, fault.detail, time)
 
 
 def _partition_times(table: pa.Table, spec: SourceSpec, faults: Sequence[tuple[str, CellFault]]) -> dict[int, int]:
@@ -275,14 +286,13 @@ def _reject_faulty(raw: _Raw, spec: SourceSpec, names: Sequence[str]) -> _Raw:
         return raw
     times = raw.table.column(spec.partition.column).cast(pa.int64()).to_pylist() if spec.partition else None
     rejected = [
-        RejectedRow(
-            file=names[int(raw.file[f.position])],
-            row=int(raw.row[f.position]),
-            column=f.column,
-            code=f.code,
-            value=f.value,
-            detail=f.detail,
-            time=None if times is None else times[f.position],
+        _rejected(
+            names[int(raw.file[f.position])],
+            int(raw.row[f.position]),
+            f.column,
+            f,
+            None if times is None else times[f.position],
+            spec,
         )
         for f in faults
     ]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from headway.errors import HeadwayError
 
 MAX_SHOWN = 80
+WITHHELD = "withheld: personal"
+"""Stands in for a value of a personal column, which nobody gets to see."""
 
 
 class DeliveryRefused(HeadwayError):
@@ -45,6 +47,12 @@ class DeliveryRefused(HeadwayError):
         """The message without any value from the data."""
         return f"{self._text(shown=False)}; {self.remedy}"
 
+    def withheld(self) -> "DeliveryRefused":
+        """The same refusal without its value, for a personal column."""
+        return DeliveryRefused(
+            self.file, self.problem, self.remedy, row=self.row, column=self.column, value=WITHHELD, limit=self.limit
+        )
+
     def _text(self, *, shown: bool) -> str:
         place = self.file
         place += f", row {self.row}" if self.row is not None else ""
@@ -58,8 +66,8 @@ class DeliveryRefused(HeadwayError):
 class RejectedRow:
     """A row that has the declared form but cannot be kept.
 
-    `code` is the reason code, `value` and `detail` are for people and stay in memory. `time` is where its partition
-    time would lie (microseconds UTC), None when that is not known.
+    `code` is the reason code, `value` and `detail` are for people and stay in memory; of a personal column `value` is
+    `WITHHELD` and `detail` empty. `time` is where its partition time would lie (microseconds UTC), None when unknown.
     """
 
     file: str

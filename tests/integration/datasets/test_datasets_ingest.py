@@ -299,6 +299,53 @@ def test_personal_columns_are_treated_before_anything_is_stored(bench: DatasetBe
     assert list_files_with(bench.home, CANARY) == []
 
 
+@pytest.mark.parametrize("transformed", [False, True])
+def test_personal_values_of_rejected_rows_are_shown_to_nobody(bench: DatasetBench, transformed: bool) -> None:
+    spelt_twice = f"{CANARY}e\u0301"
+    declared = daily(
+        budget=0.9,
+        columns={"name": "string", "born": {"type": "timestamp", "zone": "America/New_York"}},
+        privacy={"personal": {"name": "hash", "born": "drop"}},
+    ) | {"keys": ["name"]}
+    header = "id,ts,v,name,born"
+    code = None
+    if transformed:
+        header = "id,ts,v,who,birth"
+        names = {"who": "name", "birth": "born"}
+        raw = {names_back: declared["columns"][name] for names_back, name in names.items()}
+        declared |= {"raw": {n: declared["columns"][n] for n in ("id", "ts", "v")} | raw, "transform": "sources.named"}
+        code = (
+            f"def named(table, lookups):\n    return table.rename_columns({dict(id='id', ts='ts', v='v', **names)})\n"
+        )
+    data = (
+        f"{header}\na,2024-01-01T06:00Z,1,{spelt_twice},2024-01-01 01:00\n"
+        "b,2024-01-01T06:00Z,1,x,2024-03-10 02:30\nc,2024-01-01T06:00Z,1,y,2024-11-03 01:30\n"
+        "d,2024-01-01T06:00Z,1,z,2024-01-01 01:00\n"
+    )
+    bench.write(declared, data, rules=RULES, code=code)
+    file = str(bench.folder / "data.csv")
+    answers = [bench.run("canonical", file), bench.run("canonical", file, "--json"), bench.run("ingest", file)]
+    for answer in answers:
+        assert "key_not_nfc" in answer.output
+        assert "nonexistent_local_time" in answer.output
+        assert "ambiguous_local_time" in answer.output
+        assert "withheld: personal" in answer.output
+        assert not any(shown in answer.output for shown in (CANARY, "2024-03-10", "2024-11-03"))
+    assert list_files_with(bench.home, CANARY) == []
+    (bench.folder / "data.csv").write_text(f"{header}\na,2024-01-01T06:00Z,1,x,{CANARY}\n")
+    refused = bench.refusal()
+    assert "withheld: personal" in refused
+    assert CANARY not in refused
+
+
+def test_a_null_sequence_rejects_its_row_within_the_budget(bench: DatasetBench) -> None:
+    declared = daily(columns={"seq": "int64"}, budget=0.5) | {"sequence": "seq"}
+    bench.write(declared, "id,ts,v,seq\na,2024-01-01T06:00Z,1,1\nb,2024-01-01T06:00Z,1,\n", rules=RULES)
+    (outcome,) = bench.ingest()
+    assert (outcome["standing"], outcome["rows"], outcome["rows_rejected"]) == ("released", 1, 1)
+    assert [(r["row"], r["column"], r["code"]) for r in outcome["rejected"]] == [(2, "seq", "null_sequence")]
+
+
 def list_files_with(folder: Path, text: str) -> list[str]:
     """Files that hold a text, also inside Parquet pages."""
     found = []

@@ -210,10 +210,10 @@ def test_field_B13_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 def test_field_B13_a_missing_sequence_is_refused(tmp_path: Path) -> None:
     bench = _sequenced(tmp_path, "int64", ["1", "", "3", "1"])
-    bench.ingest("data", "labels")
-    outcome = bench.outcome("2026-03-01")
-    assert outcome["status"] == "failed"
-    assert "sequence column 'seq' is null in 1 rows" in outcome["reason"]
+    result = bench.run("datasets", "ingest", "--pipeline", str(bench.folder), "--source", "data")
+    assert result.exit_code == 1
+    assert "1 quarantined" in result.output
+    assert "data.csv, row 2, column 'seq': '' null_sequence" in result.output
 
 
 def test_field_B13_a_text_sequence_is_refused(tmp_path: Path) -> None:
