@@ -66,13 +66,15 @@ class Pipeline:
         """The declared name."""
         return self.spec.name
 
-    def function(self, reference: str) -> Callable[..., Any]:
+    def function(self, reference: str, *, fresh: bool = False) -> Callable[..., Any]:
         """The function behind a dotted reference such as `sources.canonical_flights`.
+
+        With `fresh` its file is executed anew, so that nothing remembered at module level is shared with earlier calls.
 
         Raises `DeclarationInvalid` when the file or the function is missing.
         """
         module_name, _, name = reference.partition(".")
-        module = _import_file(self.folder / f"{module_name}.py", self.tree_digest)
+        module = _import_file(self.folder / f"{module_name}.py", self.tree_digest, fresh=fresh)
         found = getattr(module, name, None)
         if not callable(found):
             raise DeclarationInvalid([_missing_function(self.folder / DEFS_FILE, 1, "reference", reference, [])])
@@ -246,6 +248,7 @@ def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
 
 
 def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
+    broken: dict[Path, Problem] = {}
     for keys, reference in _references(spec):
         line = _line_of(document, ["attributes", *keys])
         module, _, name = reference.partition(".")
@@ -253,34 +256,63 @@ def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> 
         if not source.is_file():
             yield Problem(str(file), line, ".".join(keys), f"{reference!r}: there is no {module}.py beside {file.name}")
             continue
-        names = sorted(
-            n.name for n in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(n, ast.FunctionDef)
-        )
-        if name not in names:
+        names = _function_names(source)
+        if isinstance(names, Problem):
+            broken[source] = names
+        elif name not in names:
             yield _missing_function(file, line, ".".join(keys), reference, names)
+    yield from broken.values()
+    yield from _calendar_problems(spec, document, file)
     for keys, suite in ((["sources", n, "quality", "suite"], s.quality.suite) for n, s in spec.sources.items()):
         if not (file.parent / suite).is_file():
             line = _line_of(document, ["attributes", *keys])
             yield Problem(str(file), line, ".".join(keys), f"there is no {suite} beside {file.name}")
 
 
+def _function_names(source: Path) -> list[str] | Problem:
+    """Names of a file's functions, or why it is no Python; the file is not imported."""
+    try:
+        body = ast.parse(source.read_text(encoding="utf-8")).body
+    except SyntaxError as error:
+        return Problem(str(source), error.lineno or 1, source.stem, f"syntax error: {error.msg}")
+    except ValueError as error:
+        return Problem(str(source), 1, source.stem, f"syntax error: {error}")
+    return sorted(node.name for node in body if isinstance(node, ast.FunctionDef))
+
+
+def _calendar_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
+    # Imported here: numpy is not needed to load a declaration for Dagster.
+    from headway.datasets.partitions import CalendarError, PartitionScheme
+
+    for name, source in spec.sources.items():
+        if source.partition is None:
+            continue
+        try:
+            PartitionScheme.from_spec(source.partition)
+        except CalendarError as error:
+            keys = ["sources", name, "partition", *error.field]
+            yield Problem(str(file), _line_of(document, ["attributes", *keys]), ".".join(map(str, keys)), str(error))
+
+
 def _missing_function(file: Path, line: int, where: str, reference: str, names: list[str]) -> Problem:
     return Problem(str(file), line, where, f"no function {reference!r}; found {names}")
 
 
-def _import_file(file: Path, digest: str) -> ModuleType:
+def _import_file(file: Path, digest: str, *, fresh: bool) -> ModuleType:
     """Import a file by path under a name that holds the folder's digest, so that an edited file is never stale."""
     name = f"headway_pipeline_{file.parent.name}_{digest[-12:]}_{file.stem}"
-    if name in sys.modules:
+    if name in sys.modules and not fresh:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise PipelineNotFound(f"cannot read {file}", "check that the file exists")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    if not fresh:
+        sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        if not fresh:
+            del sys.modules[name]
         raise
     return module

@@ -24,7 +24,6 @@ def command(ctx: click.Context, file: Path | None, schema: bool) -> None:
         return
     if file is None:
         raise click.UsageError("give a FILE to check, or --schema")
-    from headway.datasets.partitions import PartitionScheme
     from headway.datasets.suites import SuiteRefused, check_suites
     from headway.loading import DeclarationInvalid, load_pipeline
 
@@ -36,9 +35,6 @@ def command(ctx: click.Context, file: Path | None, schema: bool) -> None:
             click.echo(str(problem), err=True)
         ctx.exit(1)
     spec = pipeline.spec
-    for source in spec.sources.values():
-        if source.partition is not None:
-            PartitionScheme.from_spec(source.partition)
     click.echo(
         f"{spec.name}: {len(spec.sources)} sources, {len(spec.features.views)} feature views, "
         f"{len(spec.feature_names())} features; nothing wrong"

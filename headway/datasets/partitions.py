@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.datasets.zones import DAY_US, END_OF_TIME_US, iso, local_to_utc, utc_to_local, zone_of
+from headway.datasets.zones import DAY_US, END_OF_TIME_US, UnknownZone, iso, local_to_utc, utc_to_local, zone_of
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class TooManyPartitions(HeadwayError):
 
 
 class CalendarError(HeadwayError):
-    """A partition declaration that contradicts its cadence."""
+    """A partition declaration that contradicts its cadence; `field` is the path of the field below `partition`."""
+
+    def __init__(self, field: tuple[str | int, ...], problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +67,29 @@ class PartitionScheme:
         """The calendar of a declaration.
 
         Raises:
-            CalendarError: a date is malformed, off its cadence's boundary, or the range is empty.
-            UnknownZone: the zone is not known.
+            CalendarError: the zone is not known, a date is malformed or off its cadence's boundary, the range is
+                empty, or a partition that is expected to be empty is not in the calendar.
         """
-        zone_of(spec.zone)
+        _require_zone(spec.zone)
         start = _date("start", spec.start)
         end = None if spec.end is None else _date("end", spec.end)
         scheme = cls(spec.cadence, spec.zone, start, end, frozenset(spec.expected_empty))
         for field, day in (("start", start), ("end", end)):
             if day is not None and scheme._floor(day) != day:
                 raise CalendarError(
+                    (field,),
                     f"partition.{field} {day} is no boundary of {spec.cadence} partitions",
                     f"write {scheme._floor(day)} or {scheme._next(scheme._floor(day))}",
                 )
         if end is not None and end <= start:
-            raise CalendarError(f"partition.end {end} is not after partition.start {start}", "give a later end")
-        for key in spec.expected_empty:
-            scheme.window(key)
+            raise CalendarError(
+                ("end",), f"partition.end {end} is not after partition.start {start}", "give a later end"
+            )
+        for index, key in enumerate(spec.expected_empty):
+            try:
+                scheme.window(key)
+            except UnknownPartition as error:
+                raise CalendarError(("expected_empty", index), error.message, error.remedy) from error
         return scheme
 
     def window(self, key: str) -> tuple[int, int]:
@@ -104,7 +114,9 @@ class PartitionScheme:
             TooManyPartitions: more than `MAX_PARTITIONS`; nothing is built.
         """
         if self.end is None and now is None:
-            raise CalendarError("the calendar is open-ended", "give the time up to which partitions are wanted")
+            raise CalendarError(
+                ("end",), "the calendar is open-ended", "give the time up to which partitions are wanted"
+            )
         until = self.end if self.end is not None else _EPOCH_DAY + timedelta(days=(now or 0) // DAY_US + 1)
         per_day = {"hourly": 24.0, "daily": 1.0, "weekly": 1 / 7, "monthly": 1 / 31}[self.cadence]
         if (until - self.start).days * per_day > MAX_PARTITIONS:
@@ -232,8 +244,15 @@ def _day_number(day: date) -> int:
     return (day - _EPOCH_DAY).days
 
 
+def _require_zone(zone: str) -> None:
+    try:
+        zone_of(zone)
+    except UnknownZone as error:
+        raise CalendarError(("zone",), error.message, error.remedy) from error
+
+
 def _date(field: str, text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise CalendarError(f"partition.{field} {text!r} is no date", "write it as 2013-01-01") from error
+        raise CalendarError((field,), f"partition.{field} {text!r} is no date", "write it as 2013-01-01") from error

@@ -47,7 +47,7 @@ def run_cases(path: Path) -> list[dict[str, Any]]:
         CaseFileError: not JSON, an unknown kind, a missing or wrongly typed field.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_number, parse_float=finite)
     except (OSError, ValueError) as error:
         raise CaseFileError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
@@ -88,7 +88,7 @@ def run_latest(case: Case, where: str) -> list[Case]:
         lookback=optional_integer(contract, "lookback", where),
         null_policy=choice(contract, "null_policy", where, ("row_wins", "last_known"), "row_wins"),
         null=null,
-        tie_break_row_id="row_id" in contract.get("tie_break", ()),
+        tie_break_row_id="row_id" in names(contract, "tie_break", where),
     )
     return [
         {
@@ -177,7 +177,10 @@ def measured(case: Case, where: str) -> tuple[NDArray[np.float64], NDArray[np.bo
         value = present(row, "value", f"{where}, row {i}")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise CaseFileError(f"{where}, row {i}: value is {value!r}, needed is a number or null")
-        values.append(None if value is None else float(value))
+        try:
+            values.append(None if value is None else float(value))
+        except OverflowError as error:
+            raise CaseFileError(f"{where}, row {i}: value does not fit float64: {error}") from error
     return (
         np.array([0.0 if v is None else v for v in values], np.float64),
         np.array([v is None for v in values], np.bool_),
@@ -217,6 +220,27 @@ def integers(numbers: list[int]) -> NDArray[np.int64]:
         return np.array(numbers, np.int64)
     except OverflowError as error:
         raise CaseFileError(f"a time or sequence does not fit int64: {error}") from error
+
+
+def no_number(text: str) -> float:
+    """Refuse the constants that Python's reader takes and JSON does not have."""
+    raise ValueError(f"{text} is no number in JSON; a missing value is null")
+
+
+def finite(text: str) -> float:
+    """A number with a fraction or exponent, which must fit float64."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} does not fit float64")
+    return number
+
+
+def names(record: Case, name: str, where: str) -> list[str]:
+    """A list of texts, empty when absent."""
+    listed = field(record, name, where, list) if name in record else []
+    if not all(isinstance(item, str) for item in listed):
+        raise CaseFileError(f"{where}: field {name!r} is {listed!r}, needed is a list of names")
+    return listed
 
 
 def present(record: object, name: str, where: str) -> Any:  # noqa: ANN401 - a value straight out of JSON

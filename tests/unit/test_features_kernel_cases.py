@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,12 @@ def test_a_tie_is_refused_unless_the_row_identity_is_declared_to_decide(tmp_path
         (changed(rows=[row(key=1.5)]), "float"),
         (changed(rows=[row(value="2")]), "value"),
         (changed(rows=[row(deleted=1)]), "deleted"),
+        (changed(rows=[row(value=10**400)]), "row 0: value does not fit float64"),
+        (changed(rows=[row(value=math.nan)]), "NaN is no number in JSON"),
+        (changed(rows=[row(value=-math.inf)]), "-Infinity is no number in JSON"),
+        (changed(expected=[{"value": math.nan}]), "NaN is no number in JSON"),
+        (changed(contract={"boundary": "lt", "tie_break": 5}), "'tie_break' is 5, needed is list"),
+        (changed(contract={"boundary": "lt", "tie_break": [5]}), "needed is a list of names"),
         (changed(rows=[row(row_id=None)]), "row_id is null"),
         (changed(labels=[{"key": "a"}]), r"label 0: field 't' is missing"),
     ],
@@ -128,6 +135,13 @@ def test_a_tie_is_refused_unless_the_row_identity_is_declared_to_decide(tmp_path
 def test_a_malformed_file_is_refused_by_name(document: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(CaseFileError, match=message):
         run_cases(saved(tmp_path, document))
+
+
+def test_a_number_beyond_float64_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, LATEST)
+    path.write_text(path.read_text(encoding="utf-8").replace('"value": 2.0', '"value": 1e400', 1), encoding="utf-8")
+    with pytest.raises(CaseFileError, match="1e400 does not fit float64"):
+        run_cases(path)
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:

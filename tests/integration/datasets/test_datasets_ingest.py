@@ -302,9 +302,10 @@ def test_personal_columns_are_treated_before_anything_is_stored(bench: DatasetBe
 @pytest.mark.parametrize("transformed", [False, True])
 def test_personal_values_of_rejected_rows_are_shown_to_nobody(bench: DatasetBench, transformed: bool) -> None:
     spelt_twice = f"{CANARY}e\u0301"
+    personal = {"name": {"type": "string"}, "born": {"type": "timestamp", "zone": "America/New_York"}}
     declared = daily(
         budget=0.9,
-        columns={"name": "string", "born": {"type": "timestamp", "zone": "America/New_York"}},
+        columns=personal,
         privacy={"personal": {"name": "hash", "born": "drop"}},
     ) | {"keys": ["name"]}
     header = "id,ts,v,name,born"
@@ -312,8 +313,9 @@ def test_personal_values_of_rejected_rows_are_shown_to_nobody(bench: DatasetBenc
     if transformed:
         header = "id,ts,v,who,birth"
         names = {"who": "name", "birth": "born"}
-        raw = {names_back: declared["columns"][name] for names_back, name in names.items()}
-        declared |= {"raw": {n: declared["columns"][n] for n in ("id", "ts", "v")} | raw, "transform": "sources.named"}
+        raw = {"id": {"type": "string"}, "ts": {"type": "timestamp"}, "v": {"type": "float64"}}
+        raw |= {told: personal[name] for told, name in names.items()}
+        declared |= {"raw": raw, "transform": "sources.named"}
         code = (
             f"def named(table, lookups):\n    return table.rename_columns({dict(id='id', ts='ts', v='v', **names)})\n"
         )
