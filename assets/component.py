@@ -72,7 +72,7 @@ _EXAMPLE = {
               format: {type: csv, missing: [""]}  # delimiter, zone, number format, missing markers: nothing is guessed
               columns:
                 visit_id: {type: string, required: true}
-                person: {type: string, required: true}
+                person: {type: string, required: true, known_at: asked_at}  # known when the question is asked
                 asked_at: {type: timestamp, required: true}
                 bought_at: {type: timestamp}
                 amount: {type: float64, unit: EUR}

@@ -11,13 +11,21 @@ import re
 from typing import Annotated, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 _DATE_DIRECTIVES = "YymdHIMSfpjbBz%"
 
-Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$")]
+LONGEST_DURATION_US = 3_650_000 * _UNIT_US["d"]
+
+
+def _bounded(text: str) -> str:
+    duration_us(text)
+    return text
+
+
+Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$"), AfterValidator(_bounded)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -27,11 +35,14 @@ TieBreak = Literal["event_time", "available_time", "sequence", "row_id"]
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of a declared duration such as `3h`."""
+    """Microseconds of a declared duration such as `3h`; at most 3,650,000 days, so that no time leaves int64."""
     found = re.fullmatch(r"([1-9][0-9]*)(us|ms|s|m|h|d)", text)
     if found is None:
         raise ValueError(f"{text!r} is not a duration: write a positive whole number and us, ms, s, m, h or d")
-    return int(found[1]) * _UNIT_US[found[2]]
+    span = int(found[1]) * _UNIT_US[found[2]]
+    if span > LONGEST_DURATION_US:
+        raise ValueError(f"{text!r} is longer than 3650000d, the longest duration")
+    return span
 
 
 def _checked_zone(name: str | None) -> str | None:
@@ -369,6 +380,11 @@ class CustomFeature(Spec):
 
     function: Reference
     source: Name
+    lookback: Duration | None = Field(
+        default=None,
+        description="Oldest event that the function gets, before the partition's first observation; needed when the "
+        "source is partitioned.",
+    )
     type: Literal["float64", "int64"] = "float64"
 
 
@@ -410,6 +426,12 @@ class LabelSpec(Spec):
     )
 
 
+def _clock_words(clock: str | Delay | Static) -> str:
+    if isinstance(clock, Delay):
+        return f"{clock.delay} after the event"
+    return f"{clock.static_from} on" if isinstance(clock, Static) else repr(clock)
+
+
 class PipelineSpec(Spec):
     """One model pipeline, from raw files to feature snapshots."""
 
@@ -430,7 +452,13 @@ class PipelineSpec(Spec):
         for name, view in self.features.views.items():
             self._check_view(name, view)
         for name, custom in self.features.custom.items():
-            self._source(f"features.custom.{name}.source", custom.source)
+            source = self._source(f"features.custom.{name}.source", custom.source)
+            if source.partition is not None and custom.lookback is None:
+                raise ValueError(
+                    f"features.custom.{name}: the partitioned source {custom.source!r} needs a lookback; without one "
+                    "what the function gets would depend on what other features read"
+                )
+        self._check_label_inputs()
         self._check_derived()
         return self
 
@@ -443,6 +471,28 @@ class PipelineSpec(Spec):
         """Label columns that a feature may read: keys of views, carried columns and the observation time."""
         keys = (left for view in self.features.views.values() for left in view.keys)
         return tuple(dict.fromkeys([*keys, *self.label.carry, self.label.observation_time]))
+
+    def known_at(self, source: str, column: str) -> str | Delay | Static:
+        """When a column's values are known: its own clock, the label's for the target, else the source's."""
+        declared = self.sources[source]
+        if declared.columns[column].known_at is not None:
+            return str(declared.columns[column].known_at)
+        if source == self.label.source and column == self.label.target:
+            return self.label.known_at
+        return declared.available_time
+
+    def _check_label_inputs(self) -> None:
+        """Label rows are asked at the observation: what features read of them has to be known by then."""
+        source = self.sources[self.label.source]
+        identity = {*source.row_id, self.label.observation_time}
+        for column in self.label_inputs():
+            known_at = self.known_at(self.label.source, column)
+            if column not in identity and known_at != self.label.observation_time:
+                raise ValueError(
+                    f"label: column {column!r} is read as an input, and is known at {_clock_words(known_at)}, not at "
+                    f"the observation. Drop it, or declare known_at: {self.label.observation_time} on the column if "
+                    "that is true"
+                )
 
     def _check_derived(self) -> None:
         known = {*self.label_inputs(), *self.feature_names()} - set(self.features.derived)
@@ -479,6 +529,8 @@ class PipelineSpec(Spec):
         where = f"features.views.{name}"
         source = self._source(f"{where}.source", view.source)
         label = self.sources[self.label.source]
+        if len(set(view.keys.values())) != len(view.keys):
+            raise ValueError(f"{where}.keys: a source column stands twice in {dict(view.keys)}")
         for left, right in view.keys.items():
             if left not in label.columns:
                 raise ValueError(f"{where}.keys: label column {left!r} is not in {sorted(label.columns)}")
@@ -499,12 +551,13 @@ class PipelineSpec(Spec):
                     f"{where}.features.{feature}: {f.aggregate!r} of {kind} column {column!r} has no meaning; "
                     f"allowed are {_allowed_aggregates(kind)}"
                 )
-            known_at = source.columns[column].known_at
-            if view.available_time is not None and known_at != view.available_time:
+            known_at = self.known_at(view.source, column)
+            looks_at = view.available_time if view.available_time is not None else source.available_time
+            if known_at != looks_at:
                 raise ValueError(
-                    f"{where}.features.{feature}: {view.source}.{column} is known at "
-                    f"{known_at or source.available_time!r}, and this view looks at {view.available_time!r}: reading "
-                    f"it would look ahead. Drop the feature, or declare known_at: {view.available_time} on the column"
+                    f"{where}.features.{feature}: {view.source}.{column} is known at {_clock_words(known_at)}, and "
+                    f"this view goes by {_clock_words(looks_at)}: reading it could look ahead. Drop the feature, or "
+                    "read it in a view whose available_time is the column's known_at"
                 )
         for clock in (view.event_time, view.available_time):
             if clock is not None and (clock not in source.columns or source.columns[clock].type != "timestamp"):

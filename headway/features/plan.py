@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.datasets.arrow import compute as pc
-from headway.declaration import FeatureViewSpec, PipelineSpec, SourceSpec, duration_us
+from headway.declaration import CustomFeature, FeatureViewSpec, PipelineSpec, SourceSpec, duration_us
 from headway.errors import HeadwayError
 from headway.features import kernel
 from headway.features.clocks import Clock, clock_of, instants
@@ -25,7 +26,11 @@ Scope = NDArray[np.int64] | None
 
 
 class FeatureFunctionFailed(HeadwayError):
-    """A derived or custom function returned another number of values than it was given rows."""
+    """A derived or custom function raised, or returned something other than one value per row."""
+
+
+class UndecidedTie(HeadwayError):
+    """Different rows of one key could answer, and the declared order does not say which."""
 
 
 class ValueNotExact(HeadwayError):
@@ -120,7 +125,7 @@ class CompiledView:
             # Under row_wins the chosen row does not depend on the column: one answer serves all features.
             shared = feature.latest if self.spec.null_policy == "last_known" else ""
             if shared not in answers:
-                answers[shared] = kernel.latest(
+                answers[shared] = self._newest(
                     encoded,
                     observations,
                     groups=groups,
@@ -133,6 +138,17 @@ class CompiledView:
             answer = answers[shared] if lookback is None else _forget(answers[shared], observations, lookback)
             cells[name] = _latest_cells(answer, column, rows.origin, null)
         return cells
+
+    def _newest(self, encoded: Rows, observations: Observations, **how: Any) -> kernel.Latest:  # noqa: ANN401
+        try:
+            return kernel.latest(encoded, observations, **how)
+        except kernel.AmbiguousTie as tie:
+            identity = ", ".join(self.source.row_id)
+            raise UndecidedTie(
+                f"view {self.name!r}: {self.spec.source} has different rows ({identity}) for one key with equal event "
+                f"time, availability and sequence, {len(tie.rows)} rows at positions {list(tie.rows)} for instance",
+                "end the view's tie_break with row_id, or give the source a sequence",
+            ) from tie
 
     def _windows(self, rows: SourceRows, encoded: Rows, observations: Observations, groups: int) -> dict[str, Cells]:
         features = self.spec.window_features()
@@ -162,13 +178,50 @@ class CompiledView:
 
 
 @dataclass(frozen=True)
-class CompiledFunction:
-    """A derived feature (label columns and features in, values out) or a custom one (label rows and source rows in)."""
+class DerivedFunction:
+    """A derived feature: label columns and features of a row in, one value per row out."""
 
-    function: Callable[..., pa.Array | pa.ChunkedArray]
+    name: str
+    reference: str
+    function: Callable[..., Any]
     type: pa.DataType
-    inputs: tuple[str, ...] = ()
-    source: str | None = None
+    inputs: tuple[str, ...]
+
+    def run(self, labels: pa.Table, cells: Mapping[str, Cells]) -> Cells:
+        """The feature for every label row."""
+        table = pa.table({c: cells[c].value if c in cells else labels.column(c) for c in self.inputs})
+        return _function_cells(self.name, self.reference, self.type, labels.num_rows, lambda: self.function(table))
+
+
+@dataclass(frozen=True)
+class CustomFunction:
+    """A custom feature: label rows and rows of a source in, one value per label row out.
+
+    It gets the columns that are known when the source says that a row is, and no event older than the look-back before
+    the partition's first observation: what other features make us read must not show.
+    """
+
+    name: str
+    reference: str
+    function: Callable[..., Any]
+    type: pa.DataType
+    source: str
+    clock: Clock
+    columns: tuple[str, ...]
+    lookback: int | None
+
+    def rows(self, rows: pa.Table, first_observed: int) -> pa.Table:
+        """What of a source the function may get for a partition whose first observation is given."""
+        kept = rows.select([c for c in rows.column_names if c in self.columns])
+        if self.lookback is None:
+            return kept
+        times = self.clock.times(rows)
+        return kept.filter(pa.array(times.admitted & (times.event >= first_observed - self.lookback)))
+
+    def run(self, labels: pa.Table, rows: pa.Table) -> Cells:
+        """The feature for every label row, from rows that `rows` gave."""
+        call = lambda: self.function(labels, rows)  # noqa: E731
+        return _function_cells(self.name, self.reference, self.type, labels.num_rows, call)
 
 
 @dataclass(frozen=True)
@@ -176,8 +229,9 @@ class FeaturePlan:
     """The compiled feature set of a pipeline."""
 
     views: dict[str, CompiledView]
-    custom: dict[str, CompiledFunction] = field(default_factory=dict)
-    derived: dict[str, CompiledFunction] = field(default_factory=dict)
+    observation_time: str
+    custom: dict[str, CustomFunction] = field(default_factory=dict)
+    derived: dict[str, DerivedFunction] = field(default_factory=dict)
 
     def execute(self, labels: pa.Table, sources: Mapping[str, pa.Table]) -> dict[str, Cells]:
         """Every feature for every label row. `labels` holds the label inputs only, never the target."""
@@ -188,41 +242,50 @@ class FeaturePlan:
             if key not in prepared:
                 prepared[key] = prepare(view.source, view.clock, sources[view.spec.source])
             cells |= view.answer(labels, prepared[key])
-        for name in self.custom:
-            cells[name] = self.run_custom(name, labels, sources)
+        first = first_observed(labels, self.observation_time)
+        for name, custom in self.custom.items():
+            cells[name] = custom.run(labels, custom.rows(sources[custom.source], first))
         return cells | self.run_derived(labels, cells)
-
-    def run_custom(self, name: str, labels: pa.Table, sources: Mapping[str, pa.Table]) -> Cells:
-        """One custom feature."""
-        custom = self.custom[name]
-        return _function_cells(name, custom, custom.function(labels, sources[custom.source or ""]), labels.num_rows)
 
     def run_derived(self, labels: pa.Table, cells: Mapping[str, Cells]) -> dict[str, Cells]:
         """All derived features, from label columns and the given cells."""
-        result: dict[str, Cells] = {}
-        for name, derived in self.derived.items():
-            columns = {c: cells[c].value if c in cells else labels.column(c) for c in derived.inputs}
-            result[name] = _function_cells(name, derived, derived.function(pa.table(columns)), labels.num_rows)
-        return result
-
-    def restricted_to(self, views: Mapping[str, CompiledView]) -> FeaturePlan:
-        """The plan with other compiled views."""
-        return replace(self, views=dict(views))
+        return {name: derived.run(labels, cells) for name, derived in self.derived.items()}
 
 
-def compile_plan(pipeline: Pipeline) -> FeaturePlan:
-    """Compile the declared feature set; imports the functions that it names."""
+def first_observed(labels: pa.Table, column: str) -> int:
+    """The earliest observation time of label rows, 0 without any."""
+    moments, valid = instants(labels.column(column), column)
+    return int(moments[valid].min()) if valid.any() else 0
+
+
+def compile_plan(pipeline: Pipeline, *, fresh: bool = False) -> FeaturePlan:
+    """Compile the declared feature set; imports the functions that it names, anew when `fresh`."""
     spec = pipeline.spec
     return FeaturePlan(
         views={name: _compile_view(spec, name, view) for name, view in spec.features.views.items()},
-        custom={
-            n: CompiledFunction(pipeline.function(c.function), _ARROW[c.type], source=c.source)
-            for n, c in spec.features.custom.items()
-        },
+        observation_time=spec.label.observation_time,
+        custom={n: _compile_custom(pipeline, n, c, fresh=fresh) for n, c in spec.features.custom.items()},
         derived={
-            n: CompiledFunction(pipeline.function(d.function), _ARROW[d.type], inputs=d.inputs)
+            n: DerivedFunction(n, d.function, pipeline.function(d.function, fresh=fresh), _ARROW[d.type], d.inputs)
             for n, d in spec.features.derived.items()
         },
+    )
+
+
+def _compile_custom(pipeline: Pipeline, name: str, custom: CustomFeature, *, fresh: bool) -> CustomFunction:
+    spec = pipeline.spec
+    source = spec.sources[custom.source]
+    # Columns that become known at another time than their row are withheld.
+    columns = tuple(c for c in source.columns if spec.known_at(custom.source, c) == source.available_time)
+    return CustomFunction(
+        name=name,
+        reference=custom.function,
+        function=pipeline.function(custom.function, fresh=fresh),
+        type=_ARROW[custom.type],
+        source=custom.source,
+        clock=clock_of(source),
+        columns=columns,
+        lookback=None if custom.lookback is None else duration_us(custom.lookback),
     )
 
 
@@ -263,13 +326,30 @@ def _latest_cells(
     return Cells(plain, _timestamps(answer.event_time, answer.has_event_time), reason, chosen)
 
 
-def _function_cells(name: str, compiled: CompiledFunction, result: pa.Array | pa.ChunkedArray, expected: int) -> Cells:
+def _function_cells(name: str, reference: str, kind: pa.DataType, expected: int, call: Callable[[], Any]) -> Cells:
+    """Run a person's function. What it raises or returns may hold values of the data, so only its kind is told."""
+    place = f"feature {name!r} ({reference})"
+    result: Any
+    try:
+        result = call()
+    except Exception as error:
+        raise FeatureFunctionFailed(
+            f"{place} raised {type(error).__name__}", "call it on a few rows to see the message, which may hold values"
+        ) from error
+    if not isinstance(result, pa.Array | pa.ChunkedArray):
+        raise FeatureFunctionFailed(f"{place} returned {type(result).__name__}", "return an Arrow array")
     if len(result) != expected:
         raise FeatureFunctionFailed(
-            f"feature {name!r} returned {len(result)} values for {expected} label rows", "return one value per row"
+            f"{place} returned {len(result)} values for {expected} label rows", "return one value per row"
         )
-    value = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
-    value = pc.cast(value, compiled.type)
+    try:
+        value = (result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise FeatureFunctionFailed(
+            f"{place} returned {result.type}, which does not fit the declared {kind}", "return or declare another type"
+        ) from error
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(value)).as_py():
+        raise FeatureFunctionFailed(f"{place} returned NaN", "return null where there is no value")
     null = np.asarray(value.is_null().to_numpy(zero_copy_only=False))
     reason = np.where(null, np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
     return Cells(value, pa.nulls(expected, pa.timestamp("us", tz="UTC")), reason)

@@ -23,7 +23,17 @@ from headway.declaration import PipelineSpec, duration_us
 from headway.features.clocks import Clock, Times, clock_of, instants
 from headway.features.kernel import collapse
 from headway.features.kernel.encode import encode_identity
-from headway.features.plan import Cells, CompiledView, FeaturePlan, Scopes, SourceRows, prepare
+from headway.features.plan import (
+    Cells,
+    CompiledView,
+    CustomFunction,
+    FeatureFunctionFailed,
+    FeaturePlan,
+    Scopes,
+    SourceRows,
+    first_observed,
+    prepare,
+)
 from headway.features.reach import memory
 
 Boundary = Literal["lt", "le"]
@@ -100,6 +110,7 @@ class _Group:
     boundary: Boundary
     views: dict[str, CompiledView]
     custom: tuple[str, ...]
+    first_observed: int
 
     @property
     def memory(self) -> int | None:
@@ -117,9 +128,15 @@ def prove(
     constructive = sum(len(c.event_time) - c.event_time.null_count for c in cells.values())
     trials: list[Trial] = []
     compared = 0
-    for group in _groups(spec, plan):
+    for group in _groups(spec, plan, first_observed(labels, spec.label.observation_time)):
         for variant in ("deleted", "poisoned"):
-            trial, broken = _adversarial(spec, plan, group, variant, labels, sources, cells, times, valid)
+            try:
+                trial, broken = _adversarial(spec, plan, group, variant, labels, sources, cells, times, valid)
+            except FeatureFunctionFailed as failure:
+                # It worked on the real rows and fails without those that it must not see.
+                names = ", ".join(group.custom)
+                findings.append(Finding(names, f"hidden_rows_{variant}: {failure.message}", len(labels), 0))
+                continue
             trials.append(trial)
             compared += trial.features * trial.labels
             findings.extend(broken)
@@ -164,7 +181,7 @@ def _broken(feature: str, check: str, bad: NDArray[np.bool_], times: NDArray[np.
         yield Finding(feature, check, int(bad.sum()), int(times[bad].min()))
 
 
-def _groups(spec: PipelineSpec, plan: FeaturePlan) -> list[_Group]:
+def _groups(spec: PipelineSpec, plan: FeaturePlan, first: int) -> list[_Group]:
     """Views by (source, declared clock, boundary); custom features under their source's own clock, strictly before."""
     found: dict[tuple[str, Clock, Boundary], tuple[dict[str, CompiledView], list[str]]] = {}
     for name, view in spec.features.views.items():
@@ -173,7 +190,7 @@ def _groups(spec: PipelineSpec, plan: FeaturePlan) -> list[_Group]:
     for name, custom in spec.features.custom.items():
         key = (custom.source, clock_of(spec.sources[custom.source]), "lt")
         found.setdefault(key, ({}, []))[1].append(name)
-    return [_Group(*key, views, tuple(custom)) for key, (views, custom) in found.items()]
+    return [_Group(*key, views, tuple(custom), first) for key, (views, custom) in found.items()]
 
 
 def _adversarial(
@@ -230,7 +247,7 @@ def _run_worlds(
 ) -> dict[str, Cells]:
     """Answers for label rows that each live in a world (`scope`) with its own altered copy of the source."""
     if not hidden.any():
-        return _answers(plan, group, spec, labels, rows, None)
+        return _answers(plan, group, spec, labels, rows, None, scope)
     if variant == "deleted":
         row_scope, index = np.nonzero(visible)
         world_rows = rows.take(pa.array(index))
@@ -238,11 +255,17 @@ def _run_worlds(
         row_scope, index = np.nonzero(visible | hidden)
         both = pa.concat_tables([rows, _poison(rows, _value_columns(spec, group))]).unify_dictionaries()
         world_rows = both.take(pa.array(index + rows.num_rows * hidden[row_scope, index]))
-    return _answers(plan, group, spec, labels, world_rows, Scopes(scope, row_scope))
+    return _answers(plan, group, spec, labels, world_rows, Scopes(scope, row_scope), scope)
 
 
 def _answers(
-    plan: FeaturePlan, group: _Group, spec: PipelineSpec, labels: pa.Table, rows: pa.Table, scopes: Scopes | None
+    plan: FeaturePlan,
+    group: _Group,
+    spec: PipelineSpec,
+    labels: pa.Table,
+    rows: pa.Table,
+    scopes: Scopes | None,
+    world: NDArray[np.int64],
 ) -> dict[str, Cells]:
     cells: dict[str, Cells] = {}
     prepared: dict[Clock, SourceRows] = {}
@@ -252,24 +275,26 @@ def _answers(
             prepared[view.clock] = prepare(spec.sources[group.source], view.clock, rows, scopes)
         cells |= view.answer(labels, prepared[view.clock])
     for name in group.custom:
-        if scopes is None:
-            cells[name] = plan.run_custom(name, labels, {group.source: rows})
-        else:
-            cells[name] = _custom_world_by_world(plan, name, group.source, labels, scopes, rows)
+        cells[name] = _custom_world_by_world(plan.custom[name], labels, rows, scopes, world, group.first_observed)
     return cells
 
 
 def _custom_world_by_world(
-    plan: FeaturePlan, name: str, source: str, labels: pa.Table, scopes: Scopes, rows: pa.Table
+    custom: CustomFunction,
+    labels: pa.Table,
+    rows: pa.Table,
+    scopes: Scopes | None,
+    world: NDArray[np.int64],
+    first_observed: int,
 ) -> Cells:
-    """A custom function knows no scopes: it is called once per world."""
-    order = np.argsort(scopes.labels, kind="stable")
-    starts = np.searchsorted(scopes.rows, np.arange(int(scopes.labels.max(initial=0)) + 2))
+    """A custom function knows no scopes: it is called once per world, with the label rows of that world alone."""
+    order = np.argsort(world, kind="stable")
+    starts = None if scopes is None else np.searchsorted(scopes.rows, np.arange(int(world.max(initial=0)) + 2))
     parts: list[Cells] = []
-    for world in np.unique(scopes.labels):
-        of_world = labels.filter(pa.array(scopes.labels == world))
-        slice_ = rows.slice(starts[world], starts[world + 1] - starts[world])
-        parts.append(plan.run_custom(name, of_world, {source: slice_}))
+    for number in np.unique(world):
+        of_world = rows if starts is None else rows.slice(starts[number], starts[number + 1] - starts[number])
+        asked = labels.filter(pa.array(world == number))
+        parts.append(custom.run(asked, custom.rows(of_world, first_observed)))
     back = pa.array(np.argsort(order, kind="stable"))
     return Cells(
         pa.concat_arrays([p.value for p in parts]).take(back),
@@ -332,23 +357,37 @@ def _different(now: Cells, before: Cells, picked: NDArray[np.int64]) -> NDArray[
 def _unequal(left: pa.Array, right: pa.Array) -> NDArray[np.bool_]:
     if pa.types.is_dictionary(left.type):
         left, right = left.cast(pa.string()), right.cast(pa.string())
+    if pa.types.is_floating(left.type):
+        # Bits, so that NaN equals itself.
+        left, right = left.view(pa.int64()), right.view(pa.int64())
     unequal = pc.fill_null(pc.not_equal(left, right), False).to_numpy(zero_copy_only=False)
     lonely = pc.xor(left.is_null(), right.is_null()).to_numpy(zero_copy_only=False)
     return np.asarray(unequal | lonely)
 
 
+# Subsets of label rows with which derived features run again: fixed draws, and some rows all alone.
+_SPLITS = 3
+_ALONE = 8
+
+
+def _subsets(count: int) -> Iterator[NDArray[np.int64]]:
+    for seed in range(_SPLITS):
+        mixed = np.random.default_rng(seed).permutation(count)
+        yield np.sort(mixed[: count // 2])
+        yield mixed[count // 2 :]
+    for row in np.random.default_rng(_SPLITS).permutation(count)[:_ALONE]:
+        yield np.array([row])
+
+
 def _derived_look_across(
     plan: FeaturePlan, labels: pa.Table, cells: Mapping[str, Cells], times: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """A derived feature must give a row the same value when other label rows are absent."""
-    for parity in (0, 1):
-        picked = np.arange(parity, len(labels), 2)
-        if not plan.derived or not len(picked):
-            continue
+    """A derived feature must give a row the same value when other label rows are absent, and in another order."""
+    differs = {name: np.zeros(len(labels), dtype=np.bool_) for name in plan.derived}
+    for picked in _subsets(len(labels)) if plan.derived else ():
         index = pa.array(picked)
         some = {n: Cells(c.value.take(index), c.event_time.take(index), c.reason[picked]) for n, c in cells.items()}
-        alone = plan.run_derived(labels.take(index), some)
-        for name, cell in alone.items():
-            bad = np.zeros(len(labels), dtype=np.bool_)
-            bad[picked] = _different(cell, cells[name], picked)
-            yield from _broken(name, "other_label_rows", bad, times)
+        for name, cell in plan.run_derived(labels.take(index), some).items():
+            differs[name][picked] |= _different(cell, cells[name], picked)
+    for name, bad in differs.items():
+        yield from _broken(name, "other_label_rows", bad, times)

@@ -61,7 +61,9 @@ def _feature_sources(spec: PipelineSpec) -> tuple[str, ...]:
 
 
 def _longest_memory(spec: PipelineSpec, source: str) -> int:
-    return max((memory(v) for v in spec.features.views.values() if v.source == source), default=0)
+    spans = [memory(v) for v in spec.features.views.values() if v.source == source]
+    spans += [duration_us(c.lookback) for c in spec.features.custom.values() if c.source == source and c.lookback]
+    return max(spans, default=0)
 
 
 def _bounds(source: SourceSpec) -> tuple[int, int]:

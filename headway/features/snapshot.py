@@ -75,6 +75,7 @@ class SnapshotBuilder:
         self._services = services
         self._pipeline = pipeline
         self._spec = pipeline.spec
+        self._given = plan
         self._plan = plan or compile_plan(pipeline)
         self._reader = RowReader(services, keep=_TABLES_KEPT)
         self._feature_set: FeatureSetVersion | None = None
@@ -102,7 +103,9 @@ class SnapshotBuilder:
         if known is not None:
             return SnapshotOutcome(partition, "up_to_date", "same inputs and features", known, rows=known.rows)
         computed = self.compute(labels, inputs)
-        proof = prove(self._spec, self._plan, labels.inputs, self._reread(inputs), computed.cells)
+        # Functions are loaded anew for the proof: what they remembered while computing must not answer for them.
+        plan = self._given or compile_plan(self._pipeline, fresh=True)
+        proof = prove(self._spec, plan, labels.inputs, self._reread(inputs), computed.cells)
         checks = tuple(self._checks(computed, proof))
         failed = [c.name for c in checks if not c.passed]
         report = self._services.store.put_bytes(canonical_json(_json(proof.to_json())), "application/json")

@@ -60,7 +60,7 @@ def verify_snapshot(services: Services, pipeline: Pipeline, snapshot: FeatureSna
     computed = SnapshotBuilder(services, pipeline).compute(labels, inputs)
     stored = read_values(services, snapshot)
     sources = {s: reader.rows(spec, s, v) for s, v in inputs.released.items()}
-    proof = prove(spec, compile_plan(pipeline), labels.inputs, sources, cells_of(spec, stored))
+    proof = prove(spec, compile_plan(pipeline, fresh=True), labels.inputs, sources, cells_of(spec, stored))
     return Verification(snapshot, table_digest(stored), computed.digest, proof)
 
 

@@ -75,6 +75,7 @@ def write_workbench(
     partition: Mapping[str, Any] | None = None,
     label_keys: Sequence[str] = ("label_id",),
     label_quality: Mapping[str, Any] | None = None,
+    label_source: Mapping[str, Any] | None = None,
     features: Mapping[str, Any] | None = None,
     code: str | None = None,
 ) -> Workbench:
@@ -95,6 +96,7 @@ def write_workbench(
         "available_time": "t",
         "partition": {"column": "t", **(partition or {})},
         "quality": {"suite": "labels.suite.json", **(label_quality or {})},
+        **(label_source or {}),
     }
     attributes = {
         "name": "pipeline",
