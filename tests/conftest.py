@@ -1,5 +1,6 @@
 """Fixtures that several test folders share."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,13 @@ import pytest
 from support.postgres import Postgres, running_postgres
 
 from headway.catalog import open_catalog
+
+
+@pytest.fixture(autouse=True)
+def no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the shell that started the tests must not reach them."""
+    for name in [n for n in os.environ if n.startswith("HEADWAY_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")
