@@ -11,11 +11,13 @@ from support.postgres import Postgres, running_postgres
 from headway.catalog import open_catalog
 
 
-@pytest.fixture(autouse=True)
-def no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def no_inherited_settings() -> Iterator[None]:
     """Settings of the shell that started the tests must not reach them."""
-    for name in [n for n in os.environ if n.startswith("HEADWAY_")]:
-        monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("HEADWAY_")]:
+            patch.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="session")
