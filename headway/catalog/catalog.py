@@ -351,6 +351,11 @@ class Catalog:
         with self.reading(principal) as connection:
             return snapshots.read_snapshot(connection, principal.tenant, snapshot_id)
 
+    def snapshot_ids(self, principal: Principal, prefix: str) -> list[str]:
+        """Return the identities of the tenant's snapshots that begin with a text, in order."""
+        with self.reading(principal) as connection:
+            return snapshots.read_ids(connection, principal.tenant, prefix)
+
     def current_snapshots(
         self, principal: Principal, pipeline: str, partitions: Sequence[str] | None = None
     ) -> dict[str, SnapshotState]:

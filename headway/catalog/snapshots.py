@@ -152,6 +152,13 @@ def read_snapshot(connection: sa.Connection, tenant: str, snapshot_id: str) -> F
     return found
 
 
+def read_ids(connection: sa.Connection, tenant: str, prefix: str) -> list[str]:
+    """Return the identities that begin with a text, in order."""
+    column = feature_snapshot.c.snapshot_id
+    mine = (feature_snapshot.c.tenant_id == tenant, column.startswith(prefix, autoescape=True))
+    return list(connection.execute(sa.select(column).where(*mine).order_by(column)).scalars())
+
+
 def read_states(
     connection: sa.Connection, tenant: str, pipeline: str, partitions: Sequence[str] | None
 ) -> dict[str, SnapshotState]:

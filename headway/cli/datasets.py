@@ -121,7 +121,7 @@ def ingest_command(
 
     Exits 1 when a partition is quarantined, retired or failed.
     """
-    from headway.datasets.ingest import ingest
+    from headway.datasets.ingest import UnexpectedEmpty, ingest
     from headway.loading import load_pipeline
 
     loaded = load_pipeline(pipeline)
@@ -132,6 +132,11 @@ def ingest_command(
         _print_json([_outcome(o) for o in outcomes])
     else:
         _print_outcomes(outcomes)
+        if not partitions and any(isinstance(o.error, UnexpectedEmpty) for o in outcomes):
+            click.echo(
+                "hint: the calendar has partitions without rows in the delivery; ingest only some with --partition, or "
+                "declare those in which nothing is published under `expected_empty`"
+            )
     ctx.exit(1 if any(o.standing != "released" for o in outcomes) else 0)
 
 
@@ -353,5 +358,7 @@ def _print_outcomes(outcomes: Sequence["IngestOutcome"]) -> None:
             for o in shown
         ],
     )
+    for line in dict.fromkeys(line for outcome in outcomes for line in outcome.drift):
+        click.echo(f"drift: {line}")
     for outcome in outcomes:
         _print_rejected(outcome.rejected)

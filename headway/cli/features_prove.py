@@ -10,7 +10,7 @@ from headway.home import Settings
 
 
 @click.command("prove")
-@click.option("--pipeline", "reference", required=True, help="Name under pipelines/, or a folder's path.")
+@click.option("--pipeline", "-p", "reference", required=True, help="Name under pipelines/, or a folder's path.")
 @click.option("--partition", "partitions", multiple=True, help="Only these; none: every published snapshot.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headway.errors import HeadwayError
 from headway.home import Settings
 
-_PIPELINE = click.option("--pipeline", "reference", required=True, help="Name under pipelines/, or a folder's path.")
+if TYPE_CHECKING:
+    from headway.catalog import FeatureSnapshot
+    from headway.services import Services
+
+_PIPELINE = click.option(
+    "--pipeline", "-p", "reference", required=True, help="Name under pipelines/, or path of a folder."
+)
+_SNAPSHOT = click.argument("snapshot_id", metavar="ID")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+class UnclearSnapshot(HeadwayError):
+    """A text with which no snapshot's id begins, or more than one."""
 
 
 @click.group("snapshots")
@@ -51,8 +63,8 @@ def build(settings: Settings, reference: str, partitions: tuple[str, ...], as_js
         click.echo(json.dumps({"snapshots": rows}, indent=2))
     else:
         for o in outcomes:
-            digest = o.snapshot.content_digest[:19] if o.snapshot else "-"
-            click.echo(f"{o.partition}  {o.status:<10}  {o.rows:>7} rows  {digest}  {o.reason}")
+            snapshot_id = o.snapshot.snapshot_id if o.snapshot else "-"
+            click.echo(f"{o.partition}  {o.status:<10}  {o.rows:>7} rows  {snapshot_id}  {o.reason}")
     if any(o.status in ("refused", "failed") for o in outcomes):
         raise SystemExit(1)
 
@@ -89,17 +101,20 @@ def list_(settings: Settings, reference: str, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("snapshot_id")
+@_SNAPSHOT
 @click.option("--rows", default=0, show_default=True, help="Print that many rows of values as well.")
 @_JSON
 @click.pass_obj
 def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None:
-    """Show what a snapshot rests on: feature set, inputs, watermarks, digests, proof."""
+    """Show what a snapshot rests on: feature set, inputs, watermarks, digests, proof.
+
+    ID is a snapshot's id or its first characters, with or without sha256:.
+    """
     from headway.features.reading import read_values
     from headway.services import open_services
 
     with open_services(settings) as services:
-        snapshot = services.catalog.snapshot(services.principal, snapshot_id)
+        snapshot = _find(services, snapshot_id)
         values = read_values(services, snapshot).slice(0, rows) if rows else None
     document: dict[str, Any] = {
         "snapshot_id": snapshot.snapshot_id,
@@ -128,24 +143,27 @@ def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None
 
 
 @command.command("verify")
-@click.argument("snapshot_id")
-@click.option("--pipeline", "reference", help="Folder of the pipeline; none: the snapshot's name under pipelines/.")
+@_SNAPSHOT
+@click.option("--pipeline", "-p", "reference", help="Its folder; none: the snapshot's name under pipelines/.")
 @_JSON
 @click.pass_obj
 def verify(settings: Settings, snapshot_id: str, reference: str | None, as_json: bool) -> None:
-    """Recompute SNAPSHOT_ID from its pinned inputs, compare every digest, prove it again. Exits 1 when it differs."""
+    """Recompute a snapshot from its pinned inputs, compare every digest, prove it again. Exits 1 when it differs.
+
+    ID is a snapshot's id or its first characters, with or without sha256:.
+    """
     from headway.features.verify import verify_snapshot
     from headway.loading import load_pipeline
     from headway.services import open_services
 
     with open_services(settings) as services:
-        snapshot = services.catalog.snapshot(services.principal, snapshot_id)
+        snapshot = _find(services, snapshot_id)
         found = verify_snapshot(services, load_pipeline(reference or snapshot.pipeline), snapshot)
     if as_json:
         click.echo(
             json.dumps(
                 {
-                    "snapshot_id": snapshot_id,
+                    "snapshot_id": snapshot.snapshot_id,
                     "verified": not found.problems,
                     "problems": list(found.problems),
                     "recorded": snapshot.content_digest,
@@ -166,6 +184,26 @@ def verify(settings: Settings, snapshot_id: str, reference: str | None, as_json:
         click.echo("verified" if not found.problems else f"NOT verified: {len(found.problems)} problems")
     if found.problems:
         raise SystemExit(1)
+
+
+def _find(services: Services, reference: str) -> FeatureSnapshot:
+    """The one snapshot whose id begins with a text.
+
+    Raises:
+        UnclearSnapshot: there is none, or more than one.
+    """
+    digits = reference.removeprefix("sha256:")
+    found = services.catalog.snapshot_ids(services.principal, f"sha256:{digits}")
+    if not found:
+        raise UnclearSnapshot(
+            f"no snapshot's id begins with {reference!r}", "`headway snapshots list --pipeline P` shows the ids"
+        )
+    if len(found) > 1:
+        raise UnclearSnapshot(
+            f"the ids of {len(found)} snapshots begin with {reference!r}",
+            "give more characters; `headway snapshots list --pipeline P` shows the ids",
+        )
+    return services.catalog.snapshot(services.principal, found[0])
 
 
 def _instant(moment: int | None) -> str | None:

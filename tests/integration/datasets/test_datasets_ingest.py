@@ -165,6 +165,21 @@ def test_the_catalog_and_the_store_agree_afterwards(bench: DatasetBench) -> None
         assert [f for f in findings if not f.ok] == []
 
 
+def test_the_text_of_an_ingest_says_drift_and_the_hint_about_empty_days_once(bench: DatasetBench) -> None:
+    bench.write(daily(), "id,ts,v,more\na,2024-01-01T06:00Z,1,x\nb,2024-01-02T06:00Z,1,x\n", rules=RULES)
+    whole = bench.run("ingest").output
+    assert "2 released" in whole
+    assert "8 failed" in whole
+    assert whole.count("drift: data.csv: 'more' in the file, not declared: left out") == 1
+    assert whole.count("hint: ") == 1
+    assert "--partition" in whole
+    assert "`expected_empty`" in whole
+    bench.write(daily(), "id,ts,v,more\na,2024-01-01T07:00Z,1,x\n", rules=RULES)
+    few = bench.run("ingest", "--partition", "2024-01-01", "--partition", "2024-01-02").output
+    assert "hint: " not in few
+    assert "drift: " in few
+
+
 def test_an_expected_empty_partition_is_released_and_an_unexpected_one_fails(bench: DatasetBench) -> None:
     without = "\n".join(line for line in ten_days().splitlines() if "-05T" not in line and "-06T" not in line)
     bench.write(daily(partition={"expected_empty": ["2024-01-05"]}), without, rules=RULES)
