@@ -54,7 +54,8 @@ def conform(table: pa.Table, spec: SourceSpec, source: str, rows: int | None = N
             columns[name] = table.column(name).cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             found = table.column(name).type
-            raise TransformFault(f"{source}: column {name!r} is {found}, declared is {kind}", remedy) from error
+            cause = error if may_be_shown(name, spec) else None
+            raise TransformFault(f"{source}: column {name!r} is {found}, declared is {kind}", remedy) from cause
     if REJECT_COLUMN in table.column_names:
         columns[REJECT_COLUMN] = table.column(REJECT_COLUMN)
     return pa.table(columns)

@@ -204,8 +204,9 @@ def _typed(
         try:
             parsed = _column(file, cells.get(name), form, rows, missing)
         except DeliveryRefused as refused:
-            if refused.value is None or may_be_shown(name, spec):
+            if may_be_shown(name, spec):
                 raise
+            # Arrow's own error behind the refusal names the value as well.
             raise refused.withheld() from None
         columns[name] = parsed.values
         faults += [(name, fault) for fault in (*parsed.faults, *_null_faults(parsed, form))]

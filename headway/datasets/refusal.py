@@ -49,8 +49,9 @@ class DeliveryRefused(HeadwayError):
 
     def withheld(self) -> "DeliveryRefused":
         """The same refusal without its value, for a personal column."""
+        value = None if self.value is None else WITHHELD
         return DeliveryRefused(
-            self.file, self.problem, self.remedy, row=self.row, column=self.column, value=WITHHELD, limit=self.limit
+            self.file, self.problem, self.remedy, row=self.row, column=self.column, value=value, limit=self.limit
         )
 
     def _text(self, *, shown: bool) -> str:

@@ -2,17 +2,23 @@
 
 import json
 import logging
+import traceback
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.pipelines import DatasetBench, not_null, source, suite, write_suite
 
 from headway.catalog import Principal, open_catalog
 from headway.catalog.invariants import check
+from headway.datasets.reading import read_delivery
+from headway.datasets.refusal import DeliveryRefused
 from headway.datasets.rows import NotReleased, load_rows
+from headway.errors import HeadwayError
 from headway.home import load_settings
+from headway.loading import load_pipeline
 from headway.services import open_services
 
 DELAY = {"delay": "1h", "reason": "a test"}
@@ -54,6 +60,7 @@ def ten_days(bad_day: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
+RULES_OF_ID = suite(not_null("id"))
 RULES = suite(not_null("id"), BETWEEN)
 
 
@@ -355,6 +362,25 @@ def test_personal_values_of_rejected_rows_are_shown_to_nobody(bench: DatasetBenc
     assert CANARY not in refused
 
 
+@pytest.mark.parametrize("code", [None, "def as_it_is(table, lookups):\n    return table\n"])
+def test_personal_values_are_not_in_the_trace_of_a_refusal(bench: DatasetBench, code: str | None) -> None:
+    secret = 2**63 + 4711
+    columns = {"id": "string", "born": "int64"}
+    declared = source(columns, row_id=["id"], files=["data.parquet"], privacy={"personal": {"born": "drop"}})
+    declared["format"] = {"type": "parquet"}
+    born = pa.array([secret], pa.uint64())
+    if code is not None:
+        born = pa.array([str(secret)])
+        declared["raw"] = {"id": {"type": "string"}, "born": {"type": "string"}}
+        declared["transform"] = "sources.as_it_is"
+    bench.write(declared, rules=RULES_OF_ID, code=code)
+    pq.write_table(pa.table({"id": ["a"], "born": born}), bench.folder / "data.parquet")
+    with pytest.raises(HeadwayError) as caught:
+        read_delivery(load_pipeline(bench.folder), "readings")
+    assert "column 'born'" in str(caught.value)
+    assert str(secret) not in "".join(traceback.format_exception(caught.value))
+
+
 def test_a_null_sequence_rejects_its_row_within_the_budget(bench: DatasetBench) -> None:
     declared = daily(columns={"seq": "int64"}, budget=0.5) | {"sequence": "seq"}
     bench.write(declared, "id,ts,v,seq\na,2024-01-01T06:00Z,1,1\nb,2024-01-01T06:00Z,1,\n", rules=RULES)
@@ -415,10 +441,6 @@ def test_sample_values_never_reach_catalog_metadata_or_logs(
 
 
 def test_a_refusal_has_a_text_without_values(bench: DatasetBench) -> None:
-    from headway.datasets.reading import read_delivery
-    from headway.datasets.refusal import DeliveryRefused
-    from headway.loading import load_pipeline
-
     bench.write(daily(), f"id,ts,v\na,2024-01-01T06:00Z,{CANARY}\n", rules=RULES)
     with pytest.raises(DeliveryRefused) as caught:
         read_delivery(load_pipeline(bench.folder), "readings")
