@@ -88,7 +88,8 @@ def _code_version(pipeline: Pipeline, declared: SourceSpec) -> str:
 
 
 def _without_values(work: "Callable[[], list[IngestOutcome]]") -> "list[IngestOutcome]":
-    """Run the ingest; a refusal reaches Dagster's log without the offending value."""
+    """Run the ingest; a refusal reaches Dagster's log without the offending value or what a transform raised."""
+    from headway.datasets.canonical import TransformFault
     from headway.datasets.refusal import DeliveryRefused
 
     try:
@@ -98,6 +99,8 @@ def _without_values(work: "Callable[[], list[IngestOutcome]]") -> "list[IngestOu
             f"{refusal.redacted()}. The value is withheld here; `headway datasets canonical` shows it.",
             allow_retries=False,
         ) from None
+    except TransformFault as fault:
+        raise dg.Failure(str(fault), allow_retries=False) from None
 
 
 def _progress_line(outcome: "IngestOutcome", done: int, total: int) -> str:

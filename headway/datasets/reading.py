@@ -16,7 +16,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.datasets import files as delivered
-from headway.datasets.canonical import RowFault, canonical_order, conform, may_be_shown, row_faults, treat_personal
+from headway.datasets.canonical import (
+    RowFault,
+    TransformFault,
+    canonical_order,
+    conform,
+    may_be_shown,
+    row_faults,
+    treat_personal,
+)
 from headway.datasets.delimited import read_delimited
 from headway.datasets.digest import row_digests
 from headway.datasets.parquet import parse_typed, read_parquet
@@ -277,7 +285,17 @@ def _transform(
     if spec.transform is None:
         return conform(raw, spec, source)
     tables = dict(lookups) if lookups is not None else {n: read_delivery(pipeline, n).table for n in spec.lookups}
-    made = pipeline.function(spec.transform)(raw, {name: tables[name] for name in spec.lookups})
+    transform = pipeline.function(spec.transform)
+    try:
+        made = transform(raw, {name: tables[name] for name in spec.lookups})
+    except HeadwayError:
+        raise
+    except Exception as error:
+        # Its message may hold values of the data; --debug shows it to a person.
+        raise TransformFault(
+            f"{source}: the transform {spec.transform} raised {type(error).__name__}",
+            "run `headway --debug datasets canonical` on the file to see where",
+        ) from error
     return conform(made, spec, source, rows=raw.num_rows)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 from support.dagster_runs import catalog_state, events_text, run
 from support.workbench import Workbench, write_workbench
 
@@ -96,6 +97,27 @@ def test_no_value_of_the_data_reaches_dagster(tmp_path: Path, instance: dg.Dagst
     stored = events_text(tmp_path / "dagster")
     assert "quarantined" in stored, "the search looks at what was stored"
     assert CANARY not in stored
+
+
+@pytest.mark.parametrize("fault", ["transform", "delivery"])
+def test_no_value_of_a_refused_delivery_reaches_dagster(
+    tmp_path: Path, instance: dg.DagsterInstance, fault: str
+) -> None:
+    bench = _bench(tmp_path / "range")
+    if fault == "transform":
+        declared = yaml.safe_load((bench.folder / "defs.yaml").read_text())
+        labels = declared["attributes"]["sources"]["labels"]
+        labels |= {"raw": dict(labels["columns"]), "transform": "sources.fails"}
+        (bench.folder / "defs.yaml").write_text(yaml.safe_dump(declared))
+        (bench.folder / "sources.py").write_text(f"def fails(raw, lookups):\n    raise ValueError('{CANARY}')\n")
+    else:
+        file = bench.folder / "labels.csv"
+        file.write_text(file.read_text() + f"x,2026-03-02T01:00:00Z,p0,fine,{CANARY}\n")
+    result = run(bench, instance, DAYS)
+    assert not result.success
+    stored = events_text(tmp_path / "dagster")
+    assert {"transform": "raised ValueError", "delivery": "The value is withheld here"}[fault] in stored
+    assert CANARY not in stored.replace(str(bench.folder), "")
 
 
 def test_a_repaired_day_is_published_and_its_neighbours_follow(tmp_path: Path, instance: dg.DagsterInstance) -> None:
