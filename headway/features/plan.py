@@ -49,6 +49,12 @@ class Cells:
     reason: NDArray[np.int8]
     chosen: NDArray[np.int64] | None = None
 
+    def take(self, rows: NDArray[np.int64]) -> Cells:
+        """The cells of some label rows."""
+        index = pa.array(rows)
+        chosen = None if self.chosen is None else self.chosen[rows]
+        return Cells(self.value.take(index), self.event_time.take(index), self.reason[rows], chosen)
+
 
 @dataclass(frozen=True)
 class Scopes:

@@ -366,8 +366,8 @@ def _unequal(left: pa.Array, right: pa.Array) -> NDArray[np.bool_]:
 
 
 # Subsets of label rows with which derived features run again: fixed draws, and some rows all alone.
-_SPLITS = 3
-_ALONE = 8
+_SPLITS = 2
+_ALONE = 4
 
 
 def _subsets(count: int) -> Iterator[NDArray[np.int64]]:
@@ -384,9 +384,10 @@ def _derived_look_across(
 ) -> Iterator[Finding]:
     """A derived feature must give a row the same value when other label rows are absent, and in another order."""
     differs = {name: np.zeros(len(labels), dtype=np.bool_) for name in plan.derived}
+    inputs = {column for derived in plan.derived.values() for column in derived.inputs}
     for picked in _subsets(len(labels)) if plan.derived else ():
         index = pa.array(picked)
-        some = {n: Cells(c.value.take(index), c.event_time.take(index), c.reason[picked]) for n, c in cells.items()}
+        some = {n: cells[n].take(picked) for n in inputs if n in cells}
         for name, cell in plan.run_derived(labels.take(index), some).items():
             differs[name][picked] |= _different(cell, cells[name], picked)
     for name, bad in differs.items():
