@@ -78,6 +78,58 @@ def test_field_B03_a_future_partition_is_refused_and_poisons_nothing(tmp_path: P
     assert shown["watermarks"]["data"] == "2026-03-01T00:00:00+00:00", "never beyond the newest row seen"
 
 
+def test_field_A13_codes_with_leading_zeros_are_found_by_the_join(tmp_path: Path) -> None:
+    rows = [
+        ("2026-03-01", "01730", 1),
+        ("2026-03-01", "10115", 2),
+        ("2026-03-02", "01730-2603", 3),
+        ("2026-03-02", "007", 4),
+    ]
+    lines = [f"{zip_},{day}T00:00:00Z,{day}T00:00:00Z,{value}" for day, zip_, value in rows]
+    source = table_source(
+        {**COLUMNS, "k": "string"},
+        ["k", "at"],
+        ["k"],
+        partition={"column": "at", "start": "2026-03-01", "end": "2026-03-03", "before": "1s", "after": "1s"},
+    )
+    asked = ["01730", "1730", "01730-2603", "7", "007"]
+    bench = write_workbench(
+        tmp_path,
+        sources={"data": source},
+        views={"v": _view(lookback="5d")},
+        files={
+            "data.csv": "k,at,known,value\n" + "\n".join(lines) + "\n",
+            "labels.csv": _labels(*[(code, "2026-03-02T10:00:00Z") for code in asked]),
+        },
+        label_columns={"k": "string"},
+        partition={"start": "2026-03-02", "end": "2026-03-03"},
+    )
+    bench.ingest("data", "labels")
+    assert [r["v__value"] for r in bench.values("2026-03-02")] == [1, None, 3, None, 4]
+
+
+@pytest.mark.parametrize("parts", [["driver", "customer"], ["customer", "driver"]])
+def test_field_B05_a_two_part_key_never_answers_for_another_pair(tmp_path: Path, parts: list[str]) -> None:
+    """The offline part; requests to an online store come with serving."""
+    columns = {"driver": "int64", "customer": "string", "at": "timestamp", "known": "timestamp", "value": "float64"}
+    at = "2026-03-01T00:00:00Z"
+    bench = write_workbench(
+        tmp_path,
+        sources={"data": table_source(columns, ["driver", "customer", "at"], ["driver", "customer"])},
+        views={"v": _view(keys={part: part for part in parts})},
+        files={
+            "data.csv": f"driver,customer,at,known,value\n1001,A,{at},{at},0.1\n1001,B,{at},{at},0.9\n",
+            "labels.csv": "label_id,t,driver,customer,target\n"
+            "x1,2026-03-01T10:00:00Z,1001,B,1\nx2,2026-03-01T10:00:00Z,1001,C,1\nx3,2026-03-01T10:00:00Z,1001,,1\n",
+        },
+        label_columns={"driver": "int64", "customer": "string"},
+        partition={"start": "2026-03-01", "end": "2026-03-02"},
+    )
+    bench.ingest("data", "labels")
+    cells = [(r["v__value"], r["v__value__reason"]) for r in bench.values("2026-03-01")]
+    assert cells == [(0.9, "hit"), (None, "none_visible"), (None, "null_key")]
+
+
 def test_field_B07_two_roles_of_one_entity_stay_two_columns(tmp_path: Path) -> None:
     bench = write_workbench(
         tmp_path,
