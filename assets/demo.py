@@ -255,9 +255,9 @@ def _summary(
         f"left out: {', '.join(f'{n:,} {r}' for r, n in sorted(excluded.items())) or 'none'}"
     )
     unchanged = not changed and len(published) == len(partitions)
+    memory = f"; peak memory {watch.peak_bytes / 2**30:.1f} GiB" if watch.peak_bytes else ""
     print(
-        f"\n{'everything is up to date' if unchanged else 'done'} after {watch.seconds:.0f} s; "
-        f"peak memory {watch.peak_bytes / 2**30:.1f} GiB\n"
+        f"\n{'everything is up to date' if unchanged else 'done'} after {watch.seconds:.0f} s{memory}\n"
         "look at it:            make ui      (then open http://127.0.0.1:3000)\n"
         f"check one snapshot:    .venv/bin/headway snapshots verify {next(iter(published.values())).snapshot_id}"
         if published
