@@ -220,8 +220,7 @@ def _quality(
         **table("table_by_partition", [_row(o) for o in outcomes]),
     }
     if len(outcomes) == 1:
-        rules = [{k: _cell(v) for k, v in e.items()} for e in outcomes[0].expectations]
-        metadata |= table("rules", rules)
+        metadata |= table("rules", outcomes[0].expectations)
     else:
         metadata |= plot_metadata(
             platform.store(),
@@ -251,7 +250,3 @@ def _row(outcome: "IngestOutcome") -> dict[str, str | int | float | bool | None]
         "quarantined": outcome.rows_quarantined,
         "reason": outcome.reason[:80],
     }
-
-
-def _cell(value: object) -> str | int | float | bool | None:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -85,10 +85,16 @@ def column_lineage(spec: PipelineSpec, key_of_source: Mapping[str, dg.AssetKey])
     return dg.TableColumnLineage(deps_by_column=lineage)
 
 
-def table(name: str, rows: Sequence[Mapping[str, str | int | float | bool | None]]) -> dict[str, dg.TableMetadataValue]:
-    """Metadata of a table of scalars, none when it would be empty; of a long one the last rows are kept."""
-    kept = [dg.TableRecord({k: "" if v is None else v for k, v in r.items()}) for r in rows[-MAX_TABLE_ROWS:]]
+def table(name: str, rows: Sequence[Mapping[str, object]]) -> dict[str, dg.TableMetadataValue]:
+    """Metadata of a table, none when it would be empty; of a long one the last rows are kept. Cells become scalars."""
+    kept = [dg.TableRecord({k: _cell(v) for k, v in r.items()}) for r in rows[-MAX_TABLE_ROWS:]]
     return {name: dg.MetadataValue.table(kept)} if kept else {}
+
+
+def _cell(value: object) -> str | int | float | bool:
+    if value is None:
+        return ""
+    return value if isinstance(value, str | int | float | bool) else str(value)
 
 
 def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]) -> bytes:

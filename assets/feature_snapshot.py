@@ -136,9 +136,7 @@ def _check(
     """One result for all partitions of the step; a partition refused for another reason did not get that far."""
     found = [(o, c) for o in outcomes for c in o.checks if c.name == name]
     broken = [o.partition for o, c in found if not c.passed]
-    rows = [
-        {"partition": o.partition, "passed": c.passed, **{k: _cell(v) for k, v in c.detail.items()}} for o, c in found
-    ]
+    rows = [{"partition": o.partition, "passed": c.passed, **c.detail} for o, c in found]
     metadata: dict[str, Any] = {
         "evaluated": len(found),
         "up_to_date": sum(o.status == "up_to_date" for o in outcomes),
@@ -161,7 +159,3 @@ def _check(
         description=f"failed in {', '.join(broken[:10])}" if broken else f"held in {len(found)} partitions",
         metadata=guarded(metadata),
     )
-
-
-def _cell(value: object) -> str | int | float | bool:
-    return value if isinstance(value, str | int | float | bool) else str(value)

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from headway.declaration import PartitionSpec, PipelineSpec, SourceSpec, WindowFeature, duration_us
+from headway.declaration import PartitionSpec, PipelineSpec
+from headway.features.reach import bounds, longest_memory
 
 _UNIT_US = {
     "hourly": 3_600_000_000,
@@ -58,27 +59,14 @@ def snapshot_dependency(spec: PipelineSpec, name: str) -> dg.PartitionMapping | 
     label = spec.sources[spec.label.source].partition
     assert label is not None
     unit = _UNIT_US[label.cadence]
-    back = _memory(spec, name) + _bound(source, "after")
+    before, after = bounds(source)
+    back = longest_memory(spec, name) + after
     return dg.TimeWindowPartitionMapping(
         start_offset=-_units(back, unit),
-        end_offset=_units(_bound(source, "before"), unit),
+        end_offset=_units(before, unit),
         allow_nonexistent_upstream_partitions=True,
     )
 
 
 def _units(span: int, unit: int) -> int:
     return -(-span // unit)
-
-
-def _bound(source: SourceSpec, side: str) -> int:
-    declared = getattr(source.partition, side)
-    return duration_us(declared) if declared else 0
-
-
-def _memory(spec: PipelineSpec, source: str) -> int:
-    spans = [0]
-    for view in spec.features.views.values():
-        if view.source == source:
-            spans += [duration_us(f.duration) for f in view.features.values() if isinstance(f, WindowFeature)]
-            spans += [duration_us(view.lookback)] if view.lookback else []
-    return max(spans)

@@ -32,14 +32,14 @@ def partitions_in_reach(spec: PipelineSpec, observed: Interval | None) -> dict[s
             reach[name] = ()
         else:
             scheme = PartitionScheme.from_spec(source.partition)
-            needed = _partition_time(source, observed, _longest_memory(spec, name))
+            needed = _partition_time(source, observed, longest_memory(spec, name))
             reach[name] = tuple(scheme.keys_between(needed.first, needed.last))
     return reach
 
 
 def event_interval(source: SourceSpec, window: tuple[int, int]) -> Interval:
     """Instants at which events of a source partition may lie, given the partition's half-open window."""
-    before, after = _bounds(source)
+    before, after = bounds(source)
     return Interval(window[0] - before, window[1] - 1 + after)
 
 
@@ -60,13 +60,15 @@ def _feature_sources(spec: PipelineSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(used))
 
 
-def _longest_memory(spec: PipelineSpec, source: str) -> int:
+def longest_memory(spec: PipelineSpec, source: str) -> int:
+    """How far back from an observation any feature of a source looks, in microseconds."""
     spans = [memory(v) for v in spec.features.views.values() if v.source == source]
     spans += [duration_us(c.lookback) for c in spec.features.custom.values() if c.source == source and c.lookback]
     return max(spans, default=0)
 
 
-def _bounds(source: SourceSpec) -> tuple[int, int]:
+def bounds(source: SourceSpec) -> tuple[int, int]:
+    """How far events may lie before and after the partition column's time, in microseconds."""
     if source.partition is None:
         return 0, 0
     before, after = source.partition.before, source.partition.after
@@ -75,5 +77,5 @@ def _bounds(source: SourceSpec) -> tuple[int, int]:
 
 def _partition_time(source: SourceSpec, observed: Interval, remembered: int) -> Interval:
     """Times of the partition column whose events may lie between the oldest one remembered and the observation."""
-    before, after = _bounds(source)
+    before, after = bounds(source)
     return Interval(observed.first - remembered - after, observed.last + before)

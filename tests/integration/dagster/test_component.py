@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from assets.component import ModelPipeline, PipelineScaffolder
 from assets.definitions import MisplacedModel, defs, refuse_misplaced_models
+from assets.partitions import snapshot_dependency
 from headway.cli.main import main
 from headway.datasets.partitions import PartitionScheme
 from headway.loading import load_pipeline
@@ -61,6 +62,18 @@ def test_dagsters_partitions_are_those_of_the_declaration(graph: dg.Definitions)
     assert asset.partitions_def is not None
     assert tuple(asset.partitions_def.get_partition_keys()) == scheme.keys()
     assert len(scheme.keys()) == 366
+
+
+def test_dagster_asks_for_every_source_day_in_reach() -> None:
+    spec = load_pipeline("flight_delay").spec
+    offsets = {}
+    for source in ("flights", "weather"):
+        mapping = snapshot_dependency(spec, source)
+        assert isinstance(mapping, dg.TimeWindowPartitionMapping)
+        offsets[source] = (mapping.start_offset, mapping.end_offset)
+    # 48 h in which a departure shows as expired and 33 h to a late arrival; six hours of weather.
+    assert offsets == {"flights": (-4, 1), "weather": (-1, 0)}
+    assert snapshot_dependency(spec, "planes") is None
 
 
 def test_the_scaffold_is_a_pipeline_that_works(tmp_path: Path) -> None:
