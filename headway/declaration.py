@@ -432,8 +432,135 @@ def _clock_words(clock: str | Delay | Static) -> str:
     return f"{clock.static_from} on" if isinstance(clock, Static) else repr(clock)
 
 
+class AsOfSpec(Spec):
+    """Training partitions, monthly: the window ends where a partition starts, the partition itself is evaluated."""
+
+    start: str = Field(description="First as_of, as the first day of a month: 2013-04-01.")
+    end: str | None = Field(default=None, description="First day that is no as_of any more; none: open-ended.")
+
+
+class EarlyStoppingSpec(Spec):
+    """When to stop: the last part of the training window decides, never the evaluation month."""
+
+    last: Duration = Field(default="14d", description="Rows observed this long before as_of are kept for validation.")
+    patience: int = Field(default=3, ge=1, description="Epochs without a better validation loss.")
+
+
+class TrainingBudgetSpec(Spec):
+    """Worker time: what one run reserves, and what a month may cost all runs of the pipeline."""
+
+    per_run: Duration = "1h"
+    per_month: Duration = "100h"
+
+
+class TrainingSpec(Spec):
+    """How the model is trained: what goes in, how the work is spread, when it ends."""
+
+    factory: Reference = Field(description="Function in a file of this folder that builds the torch module.")
+    options: dict[str, int | float | str | bool] = Field(default_factory=dict, description="Options of the factory.")
+    as_of: AsOfSpec
+    window: int = Field(default=12, ge=1, description="Months before as_of whose snapshots are trained on.")
+    categorical: tuple[str, ...] = Field(default=(), description="Label columns and text features to embed.")
+    exclude: tuple[str, ...] = Field(default=(), description="Features that the model does not get, such as times.")
+    max_missing_share: Share = Field(
+        default=0.0, description="Share of the window's partitions that may have no snapshot because they were refused."
+    )
+    engine: Literal["ddp", "deepspeed"] = "ddp"
+    zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage of the deepspeed engine.")
+    nodes: int = Field(default=2, ge=1)
+    processes_per_node: int = Field(default=1, ge=1)
+    batch: int = Field(default=1024, ge=1, description="Rows per optimizer step over all ranks.")
+    accumulation: int = Field(default=1, ge=1)
+    epochs: int = Field(default=10, ge=1)
+    early_stopping: EarlyStoppingSpec = EarlyStoppingSpec()
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+    seed: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=200, ge=1, description="Optimizer steps between checkpoints.")
+    max_attempts: int = Field(default=4, ge=1, description="Attempts that infrastructure may cost a run.")
+    budget: TrainingBudgetSpec = TrainingBudgetSpec()
+
+
+class Binned(Spec):
+    """A numeric column cut into equal bins."""
+
+    column: str
+    width: float = Field(gt=0)
+
+
+class SegmentSpec(Spec):
+    """A column whose values are looked at one by one."""
+
+    minimum: int = Field(default=500, ge=1, description="Rows that a segment needs to be judged; fewer: unknown.")
+    allowance: float = Field(
+        default=0.02, ge=0, description="AUC that a segment may lose against the champion, at the interval's lower end."
+    )
+
+
+class EvaluationSpec(Spec):
+    """What a candidate is measured on and against."""
+
+    historical_rate: tuple[str | Binned, ...] = Field(
+        min_length=1, description="Columns whose combination's past rate is the baseline."
+    )
+    segments: dict[str, SegmentSpec] = Field(default_factory=dict)
+    resamples: int = Field(default=1000, ge=100, description="Bootstrap resamples of days.")
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+class GateSpec(Spec):
+    """One condition of promotion. `margin` is committed before the test months are looked at."""
+
+    gate: Literal[
+        "auc_over_historical_rate",
+        "auc_over_logistic",
+        "auc_over_champion",
+        "segments",
+        "finite_outputs",
+        "contract",
+        "leakage_proof",
+        "weights_only",
+    ]
+    margin: float = Field(default=0.0, description="What the lower end of the interval must exceed.")
+    unless: Literal["", "logistic"] = Field(default="", description="Kind of candidate to which it does not apply.")
+
+
+class PromotionSpec(Spec):
+    """What the registry asks before a version may serve."""
+
+    gates: tuple[GateSpec, ...] = Field(min_length=1)
+    allow_immediate: bool = Field(default=False, description="Whether a rollout may go to all traffic at once.")
+    evidence_max_age: Duration = Field(default="30d", description="Older statements are asked for again.")
+
+    @field_validator("gates")
+    @classmethod
+    def _once(cls, value: tuple[GateSpec, ...]) -> tuple[GateSpec, ...]:
+        names = [g.gate for g in value]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"gates {twice} stand twice")
+        return value
+
+
+class RequestColumn(Spec):
+    """One field of a request, and the label column that it fills."""
+
+    type: ColumnType
+    required: bool = False
+    column: str = Field(default="", description="Label column that it fills; none: it is kept with the prediction.")
+    description: str = ""
+
+
+class ServingSpec(Spec):
+    """What a caller sends: only what is known at the observation. Everything else is computed here."""
+
+    request: dict[Name, RequestColumn] = Field(min_length=1)
+    observed: str = Field(description="Timestamp field of the request from which the observation is counted back.")
+    before: Duration = Field(description="How long before it the prediction is asked for.")
+
+
 class PipelineSpec(Spec):
-    """One model pipeline, from raw files to feature snapshots."""
+    """One model pipeline, from raw files to a promoted model."""
 
     name: Name
     description: str = ""
@@ -441,6 +568,10 @@ class PipelineSpec(Spec):
     sources: dict[Name, SourceSpec] = Field(min_length=1)
     label: LabelSpec
     features: FeatureSetSpec
+    training: TrainingSpec | None = None
+    evaluation: EvaluationSpec | None = None
+    promotion: PromotionSpec | None = None
+    serving: ServingSpec | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -460,6 +591,8 @@ class PipelineSpec(Spec):
                 )
         self._check_label_inputs()
         self._check_derived()
+        self._check_training()
+        self._check_serving()
         return self
 
     def feature_names(self) -> tuple[str, ...]:
@@ -471,6 +604,26 @@ class PipelineSpec(Spec):
         """Label columns that a feature may read: keys of views, carried columns and the observation time."""
         keys = (left for view in self.features.views.values() for left in view.keys)
         return tuple(dict.fromkeys([*keys, *self.label.carry, self.label.observation_time]))
+
+    def model_inputs(self) -> tuple[str, ...]:
+        """Numeric input columns of the model: every feature that is neither categorical nor excluded."""
+        training = self.training
+        left_out = set() if training is None else {*training.categorical, *training.exclude}
+        return tuple(n for n in self.feature_names() if n not in left_out)
+
+    def feature_type(self, feature: str) -> str:
+        """Column type of a feature: that of its source column, its aggregate, or as declared."""
+        if feature in self.features.derived:
+            return self.features.derived[feature].type
+        if feature in self.features.custom:
+            return self.features.custom[feature].type
+        view_name, _, name = feature.partition("__")
+        view = self.features.views[view_name]
+        declared = view.features[name]
+        column = declared.latest if isinstance(declared, LatestFeature) else declared.window
+        if isinstance(declared, WindowFeature) and declared.aggregate in ("count", "count_value", "distinct"):
+            return "int64"
+        return self.sources[view.source].columns[column].type
 
     def known_at(self, source: str, column: str) -> str | Delay | Static:
         """When a column's values are known: its own clock, the label's for the target, else the source's."""
@@ -504,6 +657,62 @@ class PipelineSpec(Spec):
         for name in self.features.null_budget.features:
             if name not in names:
                 raise ValueError(f"features.null_budget: no feature {name!r}; features are {list(names)}")
+
+    def _check_training(self) -> None:
+        training = self.training
+        if training is None:
+            for name in ("evaluation", "promotion"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: there is nothing to judge without `training`")
+            return
+        if self.evaluation is None or self.promotion is None:
+            raise ValueError("training: declare `evaluation` and `promotion` too, before the first model is judged")
+        columns = {*self.label_inputs(), *self.feature_names()}
+        for name in (*training.categorical, *training.exclude):
+            if name not in columns:
+                raise ValueError(f"training: no column {name!r}; columns are {sorted(columns)}")
+        for name in self.model_inputs():
+            kind = self.feature_type(name)
+            if kind not in ("int64", "float64", "bool"):
+                raise ValueError(
+                    f"training: feature {name!r} is {kind}, and the model takes numbers: list it under "
+                    "training.exclude, or under training.categorical"
+                )
+        if self.sources[self.label.source].columns[self.label.target].type not in ("int64", "bool"):
+            raise ValueError(f"training: the target {self.label.target!r} must be bool, or int64 holding 0 and 1")
+        for place, name in self._evaluated_columns():
+            if name not in columns:
+                raise ValueError(f"evaluation.{place}: no column {name!r}; columns are {sorted(columns)}")
+
+    def _evaluated_columns(self) -> list[tuple[str, str]]:
+        if self.evaluation is None:
+            return []
+        rate = [b if isinstance(b, str) else b.column for b in self.evaluation.historical_rate]
+        return [("historical_rate", n) for n in rate] + [("segments", n) for n in self.evaluation.segments]
+
+    def _check_serving(self) -> None:
+        serving = self.serving
+        if serving is None:
+            return
+        inputs, source = self.label_inputs(), self.sources[self.label.source]
+        for name, field in serving.request.items():
+            if field.column and field.column not in inputs:
+                raise ValueError(f"serving.request.{name}: no label input {field.column!r}; they are {list(inputs)}")
+            if field.column and source.columns[field.column].type != field.type:
+                kind = source.columns[field.column].type
+                raise ValueError(f"serving.request.{name}: {field.column!r} is {kind}, the request says {field.type}")
+        observed = serving.request.get(serving.observed)
+        if observed is None or observed.type != "timestamp" or not observed.required:
+            raise ValueError(f"serving.observed: {serving.observed!r} must be a required timestamp of the request")
+        filled = [f.column for f in serving.request.values() if f.column]
+        if len(set(filled)) != len(filled):
+            raise ValueError("serving.request: a label column is filled twice")
+        needed = {left for v in self.features.views.values() for left in v.keys}
+        needed |= {i for d in self.features.derived.values() for i in d.inputs if i in inputs}
+        needed |= set() if self.training is None else {c for c in self.training.categorical if c in inputs}
+        lost = sorted(needed - {*filled, self.label.observation_time})
+        if lost:
+            raise ValueError(f"serving.request: features read {lost}, and no field of the request fills them")
 
     def _source(self, where: str, name: str) -> SourceSpec:
         if name not in self.sources:

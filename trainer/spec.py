@@ -1,0 +1,371 @@
+"""The run spec: everything that fixes what a training run computes, and what one attempt at it needs to start.
+
+Both are JSON documents that platform and workers share. Standard library only. Times are int64 microseconds UTC.
+A document of another version, with an unknown or a missing field, or with a combination that no engine can run, is
+refused with the field's path before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import IntEnum
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from trainer.blobs import Json, canonical_json, digest_bytes
+
+RUN_FORMAT = "headway.run/1"
+ATTEMPT_FORMAT = "headway.attempt/1"
+
+Engine = Literal["ddp", "deepspeed"]
+Precision = Literal["fp32"]
+Determinism = Literal["deterministic", "fast"]
+
+ENGINES: tuple[str, ...] = get_args(Engine)
+
+
+class ExitCode(IntEnum):
+    """What a node's process says with its exit status."""
+
+    DONE = 0
+    REFUSED_SPEC = 64
+    USER_CODE = 65
+    PREEMPTED = 75
+    HUNG = 76
+    LOST_PEER = 77
+
+
+class SpecRefused(ValueError):
+    """A run spec that no worker may start; `field` is the dotted path of what is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One snapshot's values: a Parquet blob in the store, and how many label rows it holds."""
+
+    partition: str
+    sha256: str
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which rows are learned from, and what their columns mean.
+
+    A row is trained on when its label was known before `cut`; the rows observed at or after `validation_from` decide
+    when to stop. `categorical` and `numeric` are input columns in the model's order.
+    """
+
+    files: tuple[DataFile, ...]
+    identity: tuple[str, ...]
+    target: str
+    observed_at: str
+    known_at: str
+    cut: int
+    validation_from: int
+    categorical: tuple[str, ...]
+    numeric: tuple[str, ...]
+
+    def check(self) -> None:
+        """Refuse data that cannot be learned from."""
+        if not self.files:
+            raise SpecRefused("data.files", "no snapshot to train on")
+        if not self.numeric and not self.categorical:
+            raise SpecRefused("data.numeric", "a model needs at least one input column")
+        twice = sorted({c for c in (*self.categorical, *self.numeric) if (*self.categorical, *self.numeric).count(c) > 1})
+        if twice:
+            raise SpecRefused("data.numeric", f"columns {twice} stand twice among the inputs")
+        if self.validation_from >= self.cut:
+            raise SpecRefused("data.validation_from", f"{self.validation_from} is not before the cut {self.cut}")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The torch module: `file` and `function` that build it, the digest of the code tree, and its options."""
+
+    file: str
+    function: str
+    code_digest: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """AdamW with a linear warm-up and cosine decay; `clip_norm` 0 switches clipping off."""
+
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+    warmup_share: float = 0.05
+
+    def check(self) -> None:
+        """Refuse rates that cannot train."""
+        if not 0 < self.lr < 10:
+            raise SpecRefused("optimizer.lr", f"{self.lr} is outside (0, 10)")
+        if not 0 <= self.warmup_share < 1:
+            raise SpecRefused("optimizer.warmup_share", f"{self.warmup_share} is outside [0, 1)")
+
+
+@dataclass(frozen=True)
+class LayoutSpec:
+    """How the work is spread. The product of the six degrees is the world size, nodes x processes_per_node."""
+
+    engine: Engine = "ddp"
+    zero: int = 0
+    nodes: int = 1
+    processes_per_node: int = 1
+    dp: int = 1
+    shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    sp: int = 1
+    ep: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole run."""
+        return self.nodes * self.processes_per_node
+
+    def check(self) -> None:
+        """Refuse combinations that no engine runs, with the reason."""
+        if self.engine not in ENGINES:
+            raise SpecRefused("layout.engine", f"{self.engine!r}; engines are {list(ENGINES)}")
+        for name in ("nodes", "processes_per_node", "dp", "shard", "tp", "pp", "sp", "ep"):
+            if getattr(self, name) < 1:
+                raise SpecRefused(f"layout.{name}", f"{getattr(self, name)} is less than 1")
+        product = self.dp * self.shard * self.tp * self.pp * self.sp * self.ep
+        if product != self.world_size:
+            raise SpecRefused(
+                "layout.dp",
+                f"the product of dp, shard, tp, pp, sp, ep is {product}, the world size is {self.world_size} "
+                f"({self.nodes} nodes x {self.processes_per_node} processes)",
+            )
+        for name in ("shard", "tp", "pp", "sp", "ep"):
+            if getattr(self, name) != 1:
+                raise SpecRefused(f"layout.{name}", f"{getattr(self, name)}: no engine here splits along {name} yet; use dp")
+        allowed = {"ddp": (0,), "deepspeed": (1,)}[self.engine]
+        if self.zero not in allowed:
+            raise SpecRefused("layout.zero", f"{self.zero}: engine {self.engine} runs ZeRO stage {allowed[0]}")
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """Rows per optimizer step over all ranks, and into how many micro-batches each rank cuts its part."""
+
+    global_size: int = 1024
+    accumulation: int = 1
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints."""
+
+    epochs: int = 10
+    patience: int = 3
+    checkpoint_every: int = 200
+
+    def check(self) -> None:
+        """Refuse a run without steps."""
+        for name in ("epochs", "patience", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise SpecRefused(f"schedule.{name}", f"{getattr(self, name)} is less than 1")
+
+
+@dataclass(frozen=True)
+class RestartSpec:
+    """When silence counts as hung, and how often infrastructure may fail before the run does.
+
+    No progress for `hang_factor` times the typical step, and at least for `hang_floor_s` seconds, is hung. `grace_s`
+    is how long ranks may take to save after a request to stop.
+    """
+
+    max_attempts: int = 4
+    hang_factor: float = 20.0
+    hang_floor_s: float = 60.0
+    grace_s: float = 20.0
+    group_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, whole. Two specs with one digest compute the same thing on the same machines."""
+
+    pipeline: str
+    data: DataSpec
+    model: ModelSpec
+    seed: int
+    layout: LayoutSpec = LayoutSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    batch: BatchSpec = BatchSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    restart: RestartSpec = RestartSpec()
+    precision: Precision = "fp32"
+    determinism: Determinism = "deterministic"
+    threads: int = 1
+    format: str = RUN_FORMAT
+
+    def check(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            SpecRefused: names the field and the reason.
+        """
+        if self.format != RUN_FORMAT:
+            raise SpecRefused("format", f"{self.format!r}; this code reads {RUN_FORMAT!r}")
+        for part in (self.data, self.layout, self.optimizer, self.schedule):
+            part.check()
+        share = self.layout.dp * self.layout.shard * self.batch.accumulation
+        if self.batch.accumulation < 1 or self.batch.global_size < 1 or self.batch.global_size % share:
+            raise SpecRefused(
+                "batch.global_size",
+                f"{self.batch.global_size} rows do not divide by {self.layout.dp * self.layout.shard} data-parallel "
+                f"ranks x {self.batch.accumulation} micro-batches",
+            )
+
+    def to_json(self) -> dict[str, Json]:
+        """The spec as JSON."""
+        return _to_json(self)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the canonical JSON."""
+        return digest_bytes(canonical_json(self.to_json()))
+
+
+@dataclass(frozen=True)
+class AttemptSpec:
+    """What one attempt needs beside the run spec; facts of this attempt, none of which changes what is computed.
+
+    `run_dir` holds `spec.json`, `checkpoints/` and `attempts/<attempt>/`; `store_root` is the content-addressed store
+    that the data files come from; `code_root` is the tree from which model code is imported; `token` fences: a stale
+    attempt publishes nothing. `worker` is the module that each rank runs.
+    """
+
+    run_id: str
+    attempt: int
+    token: int
+    nodes: int
+    processes_per_node: int
+    run_dir: str
+    store_root: str
+    code_root: str
+    worker: str = "trainer.worker"
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    format: str = ATTEMPT_FORMAT
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of this attempt."""
+        return self.nodes * self.processes_per_node
+
+    def to_json(self) -> dict[str, Json]:
+        """The attempt as JSON."""
+        return _to_json(self)
+
+
+def parse_run(data: bytes | str) -> RunSpec:
+    """Read and check a run spec.
+
+    Raises:
+        SpecRefused: not JSON, an unknown or missing field, a wrong type, or a combination that cannot run.
+    """
+    spec = _parse(RunSpec, data)
+    spec.check()
+    return spec
+
+
+def parse_attempt(data: bytes | str) -> AttemptSpec:
+    """Read an attempt.
+
+    Raises:
+        SpecRefused: as `parse_run`.
+    """
+    attempt = _parse(AttemptSpec, data)
+    if attempt.format != ATTEMPT_FORMAT:
+        raise SpecRefused("format", f"{attempt.format!r}; this code reads {ATTEMPT_FORMAT!r}")
+    return attempt
+
+
+T = TypeVar("T")
+
+
+def _to_json(value: object) -> dict[str, Json]:
+    return cast("dict[str, Json]", {f.name: _plain(getattr(value, f.name)) for f in fields(cast("Any", value))})
+
+
+def _plain(value: object) -> Json:
+    if is_dataclass(value):
+        return _to_json(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[object, ...]", value)]
+    return cast("Json", value)
+
+
+def _parse(kind: type[T], data: bytes | str) -> T:
+    try:
+        raw: object = json.loads(data)
+    except ValueError as error:
+        raise SpecRefused("$", f"not JSON: {error}") from error
+    return cast("T", _read(kind, raw, ""))
+
+
+def _read(kind: Any, raw: object, path: str) -> object:  # noqa: ANN401 - a type hint is any object
+    """`raw` as a value of the type hint `kind`."""
+    origin = get_origin(kind)
+    if is_dataclass(kind):
+        return _read_object(kind, raw, path)
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise SpecRefused(path, f"{raw!r:.80} is no list")
+        items = cast("list[object]", raw)
+        return tuple(_read(get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(items))
+    if origin is Literal:
+        if raw not in get_args(kind):
+            raise SpecRefused(path, f"{raw!r:.80}; allowed are {list(get_args(kind))}")
+        return raw
+    if origin in (Union, UnionType):
+        return raw
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(raw, dict):
+            raise SpecRefused(path, f"{raw!r:.80} is no object")
+        return cast("object", raw)
+    return _read_scalar(kind, raw, path)
+
+
+def _read_object(kind: Any, raw: object, path: str) -> object:  # noqa: ANN401
+    if not isinstance(raw, dict):
+        raise SpecRefused(path or "$", f"{raw!r:.80} is no object")
+    given = cast("dict[str, object]", raw)
+    hints = get_type_hints(kind)
+    known = {f.name: f for f in fields(kind)}
+    for name in given:
+        if name not in known:
+            raise SpecRefused(f"{path}.{name}".lstrip("."), f"unknown field; fields are {sorted(known)}")
+    values: dict[str, object] = {}
+    for name, f in known.items():
+        place = f"{path}.{name}".lstrip(".")
+        if name in given:
+            values[name] = _read(hints[name], given[name], place)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise SpecRefused(place, "missing")
+    return kind(**values)
+
+
+def _read_scalar(kind: object, raw: object, path: str) -> object:
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(kind, type) or not isinstance(raw, kind) or (kind is int and isinstance(raw, bool)):
+        name = getattr(kind, "__name__", str(kind))
+        raise SpecRefused(path, f"{raw!r:.80} is no {name}")
+    return raw
