@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_JOBS ?= 2
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt
 ARGS =
 
 # Nothing here calls home: Dagster's telemetry and the update check of `dg` are off.
@@ -26,9 +27,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@sh scripts/check_python.sh $(PYTHON)
 	@echo "installing the pinned environment into $(VENV) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools wheel
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off \
-		-c constraints.txt --build-constraint constraints.txt -e '.[cluster,bench,dev]'
+	@$(PIP) pip setuptools wheel
+	@$(PIP) 'torch==2.13.0' ninja
+	@DS_BUILD_OPS=0 $(PIP) --no-build-isolation deepspeed
+	@$(PIP) --build-constraint constraints.txt -e '.[cluster,train,bench,dev]'
 	@touch $@
 
 demo: $(STAMP) ## a year of flights to proven feature snapshots, through Dagster
