@@ -37,6 +37,16 @@ def snapshot_node(snapshot_id: str) -> str:
     return f"feature_snapshot:{snapshot_id}"
 
 
+def run_node(run_id: str) -> str:
+    """Return the lineage node of a training run."""
+    return f"training_run:{run_id}"
+
+
+def model_node(model_id: str, version: int) -> str:
+    """Return the lineage node of a model version."""
+    return f"model_version:{model_id}@{version}"
+
+
 @dataclass(frozen=True)
 class Principal:
     """Who acts: the tenant whose rows are seen, and the actor that the audit row keeps."""
@@ -78,14 +88,14 @@ class DatasetVersionFacts:
         check_name("dataset", self.dataset)
         check_name("partition", self.partition, empty=True)
         for name in ("content_digest", "schema_hash", "manifest_digest", "source_digest"):
-            _check_digest(name, getattr(self, name))
-        _check_count("rows", self.rows)
+            check_hash(name, getattr(self, name))
+        check_count("rows", self.rows)
         for name in ("event_time_min", "event_time_max", "watermark"):
-            _check_time(name, getattr(self, name))
+            check_time(name, getattr(self, name))
         check_name("privacy", self.privacy)
-        _check_text("reason", self.reason)
-        _check_text("run_id", self.run_id)
-        _check_blobs(self.blobs, self.manifest_digest)
+        check_text("reason", self.reason)
+        check_text("run_id", self.run_id)
+        check_blobs(self.blobs, self.manifest_digest)
 
 
 @dataclass(frozen=True)
@@ -103,13 +113,13 @@ class Evidence:
 
     def __post_init__(self) -> None:
         for name in ("suite_digest", "report_digest"):
-            _check_digest(name, getattr(self, name))
+            check_hash(name, getattr(self, name))
         if self.quarantine_digest is not None:
-            _check_digest("quarantine_digest", self.quarantine_digest)
+            check_hash("quarantine_digest", self.quarantine_digest)
         for name in ("evaluated", "failed", "quarantined_rows"):
-            _check_count(name, getattr(self, name))
-        _check_text("reason", self.reason)
-        _check_blobs(self.blobs, None)
+            check_count(name, getattr(self, name))
+        check_text("reason", self.reason)
+        check_blobs(self.blobs, None)
 
     def document(self) -> dict[str, Json]:
         """Return the evidence as JSON: what its digest covers."""
@@ -241,8 +251,8 @@ class FeatureSetFacts:
 
     def __post_init__(self) -> None:
         check_name("feature_set", self.feature_set)
-        _check_digest("contract_digest", self.contract_digest)
-        _check_digest("code_digest", self.code_digest)
+        check_hash("contract_digest", self.contract_digest)
+        check_hash("code_digest", self.code_digest)
 
 
 @dataclass(frozen=True)
@@ -294,10 +304,10 @@ class SnapshotInput:
 
     def __post_init__(self) -> None:
         check_name("dataset", self.dataset)
-        _check_digest("content_digest", self.content_digest)
-        _check_digest("evidence_digest", self.evidence_digest)
+        check_hash("content_digest", self.content_digest)
+        check_hash("evidence_digest", self.evidence_digest)
         if self.quarantine_digest is not None:
-            _check_digest("quarantine_digest", self.quarantine_digest)
+            check_hash("quarantine_digest", self.quarantine_digest)
 
     @property
     def rows_read(self) -> tuple[str, int, str, str | None]:
@@ -335,16 +345,16 @@ class SnapshotFacts:
         check_name("partition", self.partition, empty=True)
         check_name("feature_set", self.feature_set)
         for name in ("content_digest", "manifest_digest", "proof_digest"):
-            _check_digest(name, getattr(self, name))
-        _check_count("rows", self.rows)
+            check_hash(name, getattr(self, name))
+        check_count("rows", self.rows)
         for name in ("as_of_min", "as_of_max"):
-            _check_time(name, getattr(self, name))
+            check_time(name, getattr(self, name))
         for source, watermark in self.source_watermarks.items():
-            _check_time(f"source_watermarks[{source!r}]", watermark)
+            check_time(f"source_watermarks[{source!r}]", watermark)
         for reason, count in self.excluded.items():
-            _check_count(f"excluded[{reason!r}]", count)
-        _check_text("run_id", self.run_id)
-        _check_blobs(self.blobs, self.manifest_digest)
+            check_count(f"excluded[{reason!r}]", count)
+        check_text("run_id", self.run_id)
+        check_blobs(self.blobs, self.manifest_digest)
         object.__setattr__(self, "inputs", tuple(sorted(self.inputs, key=lambda i: (i.dataset, i.version))))
         if len({(item.dataset, item.version) for item in self.inputs}) != len(self.inputs) or not self.inputs:
             raise InvalidFact("inputs", self.inputs, "each dataset version once, and at least one")
@@ -548,7 +558,8 @@ def check_name(field_name: str, value: str, *, empty: bool = False) -> None:
         raise InvalidFact(field_name, value, f"1 to {MAX_NAME} printable characters without blanks around them")
 
 
-def _check_text(field_name: str, value: str | None) -> None:
+def check_text(field_name: str, value: str | None) -> None:
+    """Refuse a text of more than `MAX_TEXT` characters, or that a database cannot hold. Raises: InvalidFact."""
     if value is None:
         return
     if (
@@ -559,29 +570,33 @@ def _check_text(field_name: str, value: str | None) -> None:
         raise InvalidFact(field_name, value, f"at most {MAX_TEXT} characters, no NUL, no lone surrogates")
 
 
-def _check_digest(field_name: str, value: str) -> None:
+def check_hash(field_name: str, value: str) -> None:
+    """Refuse what is no sha256 digest. Raises: InvalidFact."""
     try:
         check_digest(value)
     except InvalidDigest as error:
         raise InvalidFact(field_name, value, "'sha256:' and 64 lower-case hex digits") from error
 
 
-def _check_count(field_name: str, value: int) -> None:
+def check_count(field_name: str, value: int) -> None:
+    """Refuse what is no whole number from 0 to 2^63-1. Raises: InvalidFact."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _INT64:
         raise InvalidFact(field_name, value, "a whole number from 0 to 2^63-1 (a Python int)")
 
 
-def _check_time(field_name: str, value: int | None) -> None:
+def check_time(field_name: str, value: int | None) -> None:
+    """Refuse what is no time in int64 microseconds UTC (None is allowed). Raises: InvalidFact."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not -_INT64 <= value < _INT64:
         raise InvalidFact(field_name, value, "int64 microseconds UTC (a Python int)")
 
 
-def _check_blobs(blobs: tuple[Blob, ...], manifest_digest: str | None) -> None:
+def check_blobs(blobs: tuple[Blob, ...], manifest_digest: str | None) -> None:
+    """Refuse malformed blobs, or blobs without the manifest's when one is named. Raises: InvalidFact."""
     for blob in blobs:
-        _check_digest("blobs", blob.digest)
-        _check_count("blobs", blob.size)
+        check_hash("blobs", blob.digest)
+        check_count("blobs", blob.size)
         check_name("blobs", blob.media_type)
     digests = [blob.digest for blob in blobs]
     if manifest_digest is not None and manifest_digest not in digests:
