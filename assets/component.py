@@ -10,6 +10,7 @@ import dagster as dg
 
 from assets.dataset_version import build_dataset_version
 from assets.feature_snapshot import build_feature_snapshot
+from assets.training_run import build_training_run
 from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
 from headway.loading import from_spec
@@ -28,7 +29,7 @@ class PipelineScaffolder(dg.Scaffolder[Any]):
 
 @dg.scaffold_with(PipelineScaffolder)
 class ModelPipeline(dg.Component):
-    """Dataset versions and feature snapshots of one model, from one declaration."""
+    """Dataset versions, feature snapshots, training runs and gated versions of one model, from one declaration."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
@@ -49,7 +50,10 @@ class ModelPipeline(dg.Component):
         pipeline = from_spec(self.spec, folder)
         check_suites(pipeline)
         stages = [build_dataset_version(pipeline, source) for source in self.spec.sources]
-        declared = dg.Definitions(assets=[*stages, build_feature_snapshot(pipeline)])
+        stages.append(build_feature_snapshot(pipeline))
+        if self.spec.training is not None:
+            stages.append(build_training_run(pipeline))
+        declared = dg.Definitions(assets=stages)
         extra = [_extra(context, file) for file in sorted((folder / "extra").glob("*.py")) if file.stem != "__init__"]
         return dg.Definitions.merge(declared, *extra)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,41 @@ def plot_metadata(
     store: LocalStore, title: str, partitions: Sequence[str], **series: Sequence[float]
 ) -> dict[str, Any]:
     """A plot by partition: stored as PNG under its digest, and shown inline when it is small."""
-    image = partition_plot(title, partitions, {k.replace("_", " "): v for k, v in series.items()})
+    return _stored_image(
+        store, title, partition_plot(title, partitions, {k.replace("_", " "): v for k, v in series.items()})
+    )
+
+
+def curve_metadata(
+    store: LocalStore, title: str, positions: Sequence[float], **series: Sequence[float]
+) -> dict[str, Any]:
+    """Curves over a number, in one panel: stored as PNG under its digest, and shown inline when it is small."""
+    return _stored_image(store, title, curve_plot(title, positions, series))
+
+
+def curve_plot(title: str, positions: Sequence[float], series: Mapping[str, Sequence[float]]) -> bytes:
+    """PNG of one panel; points that are no finite number are left out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.6), dpi=72)
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for (name, values), colour in zip(series.items(), ("#4f43dd", "#d9730d", "#2f9e44", "#868e96"), strict=False):
+        kept = [(x, y) for x, y in zip(positions, values, strict=True) if math.isfinite(y)]
+        axis.plot([x for x, _ in kept], [y for _, y in kept], marker="o", markersize=3, linewidth=1.2, color=colour)
+        if kept:
+            axis.annotate(name, kept[-1], xytext=(4, 2), textcoords="offset points", fontsize=8, color=colour)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, fontsize=9, loc="left")
+    figure.tight_layout()
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def _stored_image(store: LocalStore, title: str, image: bytes) -> dict[str, Any]:
     blob = store.put_bytes(image, "image/png")
     found: dict[str, Any] = {"plot_digest": blob.digest}
     if len(image) <= MAX_INLINE_IMAGE_BYTES:

@@ -6,6 +6,7 @@ import dagster as dg
 
 from headway.declaration import PartitionSpec, PipelineSpec
 from headway.features.reach import bounds, longest_memory
+from headway.training.window import declared_training
 
 _UNIT_US = {
     "hourly": 3_600_000_000,
@@ -65,6 +66,16 @@ def snapshot_dependency(spec: PipelineSpec, name: str) -> dg.PartitionMapping | 
         start_offset=-_units(back, unit),
         end_offset=_units(before, unit),
         allow_nonexistent_upstream_partitions=True,
+    )
+
+
+def training_dependency(spec: PipelineSpec) -> dg.PartitionMapping:
+    """How a training run maps to snapshot partitions: those of the declared months before its own.
+
+    The first months have shorter windows; the run says how many months it had.
+    """
+    return dg.TimeWindowPartitionMapping(
+        start_offset=-declared_training(spec).window, end_offset=-1, allow_nonexistent_upstream_partitions=True
     )
 
 

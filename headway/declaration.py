@@ -465,6 +465,9 @@ class TrainingSpec(Spec):
     max_missing_share: Share = Field(
         default=0.0, description="Share of the window's partitions that may have no snapshot because they were refused."
     )
+    max_null_share: Share = Field(
+        default=0.95, description="An input that is null in more of the window's rows than this is refused by name."
+    )
     engine: Literal["ddp", "deepspeed"] = "ddp"
     zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage of the deepspeed engine.")
     nodes: int = Field(default=2, ge=1)

@@ -10,6 +10,8 @@ from headway.home import Settings, load_settings
 from headway.services import Services, connect
 
 if TYPE_CHECKING:
+    from headway.training.launch import Launcher
+
     from headway.artifacts.store import LocalStore
     from headway.catalog import Catalog, Principal
 
@@ -44,6 +46,12 @@ class Platform(dg.ConfigurableResource["Platform"]):
     def services(self) -> Services:
         """Catalog, store and principal together."""
         return self._open()
+
+    def launcher(self) -> "Launcher":
+        """Where training attempts run."""
+        from headway.training.launchers import launcher_for
+
+        return launcher_for(self.settings())
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""

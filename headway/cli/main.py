@@ -16,10 +16,18 @@ from headway.home import load_settings
 COMMANDS = {
     "check": ("headway.cli.check", "Check a pipeline's declaration."),
     "datasets": ("headway.cli.datasets", "Look at sources, canonical rows and dataset versions."),
+    "doctor": ("headway.cli.doctor", "Look whether this installation can work, and say what mends it."),
+    "explain": ("headway.cli.explain", "Walk from a prediction back to the raw rows that made it."),
     "features": ("headway.cli.features", "Run feature cases and leakage proofs."),
     "fsck": ("headway.cli.fsck", "Check the catalog's invariants, and the store against the catalog."),
+    "models": ("headway.cli.models", "Look at model versions, their gates and signatures."),
+    "predict": ("headway.cli.predict", "Answer a file of requests with the promoted model."),
+    "promote": ("headway.cli.promote", "Let a model version serve, on signed evidence."),
+    "reconcile": ("headway.cli.reconcile", "Bring training rows and processes together."),
+    "rollback": ("headway.cli.rollback", "Swap an endpoint's stable and previous version."),
+    "runs": ("headway.cli.runs", "Look at training runs, follow and cancel them."),
     "snapshots": ("headway.cli.snapshots", "Look at feature snapshots and verify them."),
-    "status": ("headway.cli.status", "Show the settings in force and where each comes from."),
+    "status": ("headway.cli.status", "Show the state of every pipeline, and the settings in force."),
     "ui": ("headway.cli.ui", "Serve Dagster's UI and run its daemon until Ctrl-C."),
 }
 

@@ -1,0 +1,66 @@
+"""Runs in words and rows: one line per event worth reading, the loss by epoch, metrics that are no numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headway.services import Services
+from trainer.blobs import Json
+
+if TYPE_CHECKING:
+    from headway.catalog.run_facts import RunEvent, TrainingRun
+
+_PAGE = 1_000
+
+
+def event_line(event: RunEvent) -> str:
+    """One line for people; empty when the event only marks time."""
+    data = event.data
+    where = f"attempt {event.attempt} node {event.node}"
+    if event.kind == "epoch":
+        best = "  best so far" if data.get("best") else ""
+        return (
+            f"{where}: epoch {data.get('epoch')}: train loss {_number(data.get('train_loss'))}, validation loss "
+            f"{_number(data.get('valid_loss'))}, AUC {_number(data.get('valid_auc'))}{best}"
+        )
+    if event.kind == "step":
+        return f"{where}: step {data.get('step')}: loss {_number(data.get('loss'))}, {data.get('rows_per_s')} rows/s"
+    if event.kind == "error":
+        return f"{where}: rank {data.get('rank')}: {data.get('kind')}: {data.get('message')}"
+    if event.kind == "node_end":
+        return f"{where}: ended with {data.get('code')}: {data.get('cause') or 'done'}"
+    if event.kind in ("node_start", "phase", "checkpoint", "artifact", "stacks", "stopping"):
+        said = ", ".join(f"{k} {v}" for k, v in data.items() if v is not None and not isinstance(v, dict | list))
+        return f"{where}: {event.kind}: {said}"
+    return ""
+
+
+def loss_curve(services: Services, run: TrainingRun) -> list[dict[str, Json]]:
+    """Train and validation loss by epoch, over all attempts; an epoch that ran again counts as it ran last."""
+    epochs: dict[int, dict[str, Json]] = {}
+    after = 0
+    while page := services.catalog.run_events(
+        services.principal, run.run_id, after=after, limit=_PAGE, kinds=("epoch",)
+    ):
+        for event in page:
+            number = event.data.get("epoch")
+            if isinstance(number, int):
+                names = ("epoch", "train_loss", "valid_loss", "valid_auc", "best")
+                epochs[number] = {name: event.data.get(name) for name in names}
+        after = page[-1].seq
+    return [epochs[number] for number in sorted(epochs)]
+
+
+def non_finite(metrics: Mapping[str, Json]) -> list[str]:
+    """Names of metrics that are missing, or no finite number."""
+    return [
+        name
+        for name, value in metrics.items()
+        if value is None or (isinstance(value, float) and not math.isfinite(value))
+    ]
+
+
+def _number(value: Json) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,53 @@
+"""Follows a run to its end: reconciles it, and hands on what its nodes report, from where the last follower stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.training.launch import Launcher
+
+from headway.services import Services
+from headway.training.reconcile import Action, Reconciler
+
+if TYPE_CHECKING:
+    from headway.catalog.run_facts import RunEvent, TrainingRun
+
+_POLL_S = 0.3
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Follower:
+    """What a follower is told: each event once, in the order of the catalog, and each act of the reconciler."""
+
+    on_event: Callable[[RunEvent], None]
+    on_action: Callable[[Action], None]
+    is_stopping: Callable[[], bool] = lambda: False
+
+
+def follow(services: Services, launcher: Launcher, run_id: str, follower: Follower, after: int = 0) -> TrainingRun:
+    """Follow until the run is not open any more, or the follower wants to stop; return the run as it stands then.
+
+    Args:
+        services: catalog, store and principal.
+        launcher: where the attempts run.
+        run_id: the run.
+        follower: who is told.
+        after: number of the last event that was told already.
+    """
+    reconciler = Reconciler(services, launcher)
+    catalog, principal = services.catalog, services.principal
+    while True:
+        for action in reconciler.run(run_id):
+            follower.on_action(action)
+        while page := catalog.run_events(principal, run_id, after=after, limit=_PAGE):
+            for event in page:
+                follower.on_event(event)
+            after = page[-1].seq
+        run = catalog.run(principal, run_id)
+        if run.status != "open" or follower.is_stopping():
+            return run
+        time.sleep(_POLL_S)

@@ -1,0 +1,275 @@
+"""Pins everything that a training run of one `as_of` depends on, and writes its run spec.
+
+Nothing is stored and nothing starts here but the staged copy of the code, which is named by the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.artifacts.manifest import read_manifest
+from headway.catalog import FeatureSnapshot
+from headway.declaration import PipelineSpec, TrainingSpec, duration_us
+from headway.errors import HeadwayError
+from headway.loading import Pipeline
+from headway.services import Services
+from headway.training.identity import CODE_ROOT, environment_digest, is_dirty
+from headway.training.stage import staged_code_digest
+from headway.training.window import Window, declared_training, window_of
+from trainer.blobs import Json, canonical_json, digest_json
+from trainer.spec import (
+    BatchSpec,
+    DataFile,
+    DataSpec,
+    LayoutSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RestartSpec,
+    RunSpec,
+    ScheduleSpec,
+    SpecRefused,
+)
+
+if TYPE_CHECKING:
+    from headway.catalog.run_facts import RunFacts
+
+VALUES_ENTRY = "values.parquet"
+WORKER_SECONDS = "worker_seconds"
+
+
+class SnapshotsMissing(HeadwayError):
+    """Partitions of the training window that have no published snapshot."""
+
+
+class InputAlwaysNull(HeadwayError):
+    """An input that holds next to nothing over the whole window."""
+
+
+class LayoutRefused(HeadwayError):
+    """The declared layout, batch or schedule cannot run."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a launch may change; everything but `retry` and `note` makes it another run."""
+
+    epochs: int | None = None
+    lr: float | None = None
+    seed: int | None = None
+    nodes: int | None = None
+    repeat: int = 0
+    retry: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PinnedWindow:
+    """A window with the snapshots that stand in it now, and the partitions that were left out by name."""
+
+    window: Window
+    snapshots: tuple[FeatureSnapshot, ...]
+    left_out: Mapping[str, str]
+    rows: int
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run before it is asked for: what it pins, what it computes, and what it may cost (worker-seconds)."""
+
+    pipeline: Pipeline
+    pinned: PinnedWindow
+    spec: RunSpec
+    facts: RunFacts
+    reserve_seconds: int
+    month_seconds: int
+
+
+def plan_run(
+    services: Services, pipeline: Pipeline, as_of: str, overrides: Overrides | None = None, dagster_run_id: str = ""
+) -> RunPlan:
+    """Pin the window's snapshots, code, environment and configuration of one run.
+
+    Raises:
+        NoTraining, UnknownPartition, WindowEmpty: there is nothing to train on that day.
+        SnapshotsMissing: names the partitions without a snapshot.
+        InputAlwaysNull: names the inputs without values.
+        LayoutRefused: names the field and the reason.
+    """
+    asked = overrides or Overrides()
+    declared = _declared(pipeline.spec, asked)
+    pinned = pin_window(services, pipeline.spec, as_of)
+    spec = _run_spec(services, pipeline, declared, pinned)
+    return RunPlan(
+        pipeline=pipeline,
+        pinned=pinned,
+        spec=spec,
+        facts=_facts(services, pipeline, pinned, spec, asked, declared, dagster_run_id),
+        reserve_seconds=duration_us(declared.budget.per_run) // 1_000_000,
+        month_seconds=duration_us(declared.budget.per_month) // 1_000_000,
+    )
+
+
+def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWindow:
+    """The published snapshots of a training window, and the refused partitions that the declaration lets go.
+
+    Raises:
+        SnapshotsMissing: a partition was never built, or more were refused than the declaration allows.
+        InputAlwaysNull: an input of the model is null almost everywhere.
+    """
+    window = window_of(spec, as_of)
+    states = services.catalog.current_snapshots(services.principal, spec.name, window.train)
+    absent = [p for p in window.train if p not in states]
+    if absent:
+        raise SnapshotsMissing(
+            f"{len(absent)} of {len(window.train)} partitions of the training window of {as_of} have no snapshot: "
+            f"{_some(absent)}",
+            f"materialize feature_snapshot for {absent[0]} to {absent[-1]} first",
+        )
+    refused = {p: states[p].reason for p in window.train if states[p].snapshot is None}
+    if len(refused) > declared_training(spec).max_missing_share * len(window.train):
+        raise SnapshotsMissing(
+            f"{len(refused)} of {len(window.train)} snapshots of the training window of {as_of} were refused: "
+            + _some([f"{p} ({reason})" for p, reason in refused.items()]),
+            "mend them, or raise training.max_missing_share to train without them",
+        )
+    snapshots = tuple(s for p in window.train if (s := states[p].snapshot) is not None)
+    _refuse_empty_inputs(spec, snapshots)
+    return PinnedWindow(window, snapshots, refused, sum(s.rows for s in snapshots))
+
+
+def null_shares(snapshots: Sequence[FeatureSnapshot]) -> dict[str, float]:
+    """Share of null cells per feature over several snapshots, each weighted by its rows."""
+    nulls: dict[str, float] = {}
+    rows = sum(s.rows for s in snapshots)
+    for snapshot in snapshots:
+        shares = snapshot.facts.metadata.get("null_shares")
+        for feature, share in shares.items() if isinstance(shares, Mapping) else ():
+            if isinstance(share, int | float):
+                nulls[feature] = nulls.get(feature, 0.0) + float(share) * snapshot.rows
+    return {feature: count / max(1, rows) for feature, count in nulls.items()}
+
+
+def _refuse_empty_inputs(spec: PipelineSpec, snapshots: Sequence[FeatureSnapshot]) -> None:
+    limit = declared_training(spec).max_null_share
+    shares = null_shares(snapshots)
+    empty = {f: shares[f] for f in spec.model_inputs() if shares.get(f, 0.0) > limit}
+    if empty:
+        shown = ", ".join(f"{f} ({share:.1%})" for f, share in empty.items())
+        raise InputAlwaysNull(
+            f"inputs of {spec.name!r} are null in more than {limit:.0%} of the window's rows: {shown}",
+            "look whether they are known in time at all; list them under training.exclude, or raise "
+            "training.max_null_share",
+        )
+
+
+def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
+    changed: dict[str, Any] = {
+        name: value for name in ("epochs", "lr", "seed", "nodes") if (value := getattr(asked, name)) is not None
+    }
+    return TrainingSpec.model_validate({**declared_training(spec).model_dump(), **changed})
+
+
+def _run_spec(services: Services, pipeline: Pipeline, declared: TrainingSpec, pinned: PinnedWindow) -> RunSpec:
+    spec, window = pipeline.spec, pinned.window
+    module, _, function = declared.factory.partition(".")
+    built = RunSpec(
+        pipeline=spec.name,
+        data=DataSpec(
+            files=tuple(_data_file(services, s) for s in pinned.snapshots),
+            identity=spec.sources[spec.label.source].row_id,
+            target=spec.label.target,
+            observed_at=spec.label.observation_time,
+            known_at=spec.label.known_at,
+            cut=window.cut,
+            validation_from=window.validation_from,
+            categorical=declared.categorical,
+            numeric=spec.model_inputs(),
+        ),
+        model=ModelSpec(
+            file=f"pipelines/{spec.name}/{module}.py",
+            function=function,
+            code_digest=staged_code_digest(CODE_ROOT, pipeline.folder, spec.name),
+            options=dict(declared.options),
+        ),
+        seed=declared.seed,
+        layout=LayoutSpec(
+            engine=declared.engine,
+            zero=declared.zero,
+            nodes=declared.nodes,
+            processes_per_node=declared.processes_per_node,
+            dp=declared.nodes * declared.processes_per_node,
+        ),
+        optimizer=OptimizerSpec(lr=declared.lr, weight_decay=declared.weight_decay),
+        batch=BatchSpec(global_size=declared.batch, accumulation=declared.accumulation),
+        schedule=ScheduleSpec(
+            epochs=declared.epochs,
+            patience=declared.early_stopping.patience,
+            checkpoint_every=declared.checkpoint_every,
+        ),
+        restart=RestartSpec(max_attempts=declared.max_attempts),
+    )
+    try:
+        built.check()
+    except SpecRefused as error:
+        raise LayoutRefused(str(error), "change `training` in defs.yaml, or what the launch overrides") from error
+    return built
+
+
+def _data_file(services: Services, snapshot: FeatureSnapshot) -> DataFile:
+    entry = read_manifest(services.store, snapshot.manifest_digest).entry(VALUES_ENTRY)
+    return DataFile(partition=snapshot.partition, sha256=entry.sha256, size=entry.size, rows=snapshot.rows)
+
+
+def _facts(
+    services: Services,
+    pipeline: Pipeline,
+    pinned: PinnedWindow,
+    spec: RunSpec,
+    asked: Overrides,
+    declared: TrainingSpec,
+    dagster_run_id: str,
+) -> RunFacts:
+    from headway.catalog.run_facts import RunFacts
+
+    stored = services.store.put_bytes(canonical_json(spec.to_json()), "application/json")
+    inputs = {(i.dataset, i.version, i.content_digest) for s in pinned.snapshots for i in s.inputs}
+    return RunFacts(
+        pipeline=spec.pipeline,
+        partition=pinned.window.as_of,
+        inputs=tuple(s.snapshot_id for s in pinned.snapshots),
+        datasets=tuple(sorted(inputs)),
+        code_digest=spec.model.code_digest,
+        code_dirty=is_dirty(pipeline.folder),
+        environment_digest=environment_digest(),
+        config_digest=config_digest(spec),
+        spec_digest=stored.digest,
+        seed=spec.seed,
+        repeat=asked.repeat,
+        layout=_layout(spec),
+        nodes=spec.layout.nodes,
+        budget_id=spec.pipeline,
+        max_attempts=declared.max_attempts,
+        note=asked.note or None,
+        dagster_run_id=dagster_run_id or None,
+        blobs=(stored,),
+    )
+
+
+def config_digest(spec: RunSpec) -> str:
+    """The digest of a spec's configuration: everything but its data and code, which the identity names itself."""
+    document = dict(spec.to_json())
+    del document["data"]
+    document["model"] = {"file": spec.model.file, "function": spec.model.function, "options": dict(spec.model.options)}
+    document["columns"] = {"categorical": list(spec.data.categorical), "numeric": list(spec.data.numeric)}
+    return digest_json(document)
+
+
+def _layout(spec: RunSpec) -> dict[str, Json]:
+    return dict(vars(spec.layout))
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
