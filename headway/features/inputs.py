@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -29,10 +29,11 @@ class PinnedVersion:
 
 @dataclass(frozen=True)
 class PinnedInputs:
-    """Versions read per source, and quarantined partitions that were left out."""
+    """Versions read per source, quarantined partitions that were left out, and partitions that nobody required."""
 
     released: dict[str, tuple[PinnedVersion, ...]]
     skipped: dict[str, tuple[str, ...]]
+    absent: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def references(self) -> tuple[SnapshotInput, ...]:
         """The versions as the catalog records them."""
@@ -58,30 +59,40 @@ class PinnedInputs:
 
 
 def pin_inputs(
-    services: Services, spec: PipelineSpec, reach: dict[str, tuple[str, ...]], label_partition: str
+    services: Services,
+    spec: PipelineSpec,
+    reach: Mapping[str, Sequence[str]],
+    label_partition: str,
+    not_required: Mapping[str, Collection[str]] | None = None,
 ) -> PinnedInputs:
     """Current versions of every partition in reach, the label rows' own included.
 
-    Raises `InputMissing` naming every partition without a version that has passed or failed validation.
+    Partitions of `not_required` are read where they are released, and listed as absent where they have no version.
+
+    Raises `InputMissing` naming every other partition without a version that has passed or failed validation.
     """
     wanted = {s: set(p) for s, p in reach.items()}
     wanted.setdefault(spec.label.source, set()).add(label_partition)
     released: dict[str, tuple[PinnedVersion, ...]] = {}
     skipped: dict[str, tuple[str, ...]] = {}
+    absent: dict[str, tuple[str, ...]] = {}
     missing: list[str] = []
     for source, partitions in wanted.items():
         current = services.catalog.current_many(services.principal, dataset_name(spec.name, source), sorted(partitions))
         status = {p: current[p].status if p in current else "missing" for p in sorted(partitions)}
         released[source] = tuple(_pinned(current[p]) for p, s in status.items() if s == "released")
         skipped[source] = tuple(p for p, s in status.items() if s in ("quarantined", "retired"))
-        missing += [f"{source} {p or '(whole table)'}" for p, s in status.items() if s not in _SETTLED]
+        unsettled = [p for p, s in status.items() if s not in _SETTLED]
+        spared = set(not_required.get(source, ())) if not_required is not None else set[str]()
+        absent[source] = tuple(p for p in unsettled if p in spared)
+        missing += [f"{source} {p or '(whole table)'}" for p in unsettled if p not in spared]
     if missing:
         raise InputMissing(
             f"{len(missing)} source partitions in reach of {spec.name} {label_partition} have no released version: "
             f"{', '.join(missing[:10])}",
             "materialize them first",
         )
-    return PinnedInputs(released, {s: p for s, p in skipped.items() if p})
+    return PinnedInputs(released, {s: p for s, p in skipped.items() if p}, {s: p for s, p in absent.items() if p})
 
 
 def _pinned(version: DatasetVersion) -> PinnedVersion:

@@ -294,7 +294,7 @@ def observed_interval(spec: PipelineSpec, labels: LabelRows) -> Interval | None:
 
 
 def incomplete_flags(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs) -> dict[str, NDArray[np.bool_]]:
-    """Per view and label row: the source is behind the observation, or a quarantined partition lies in reach."""
+    """Per view and label row: the source is behind the observation, or a partition in reach was not read."""
     times, _ = instants(labels.inputs.column(spec.label.observation_time), spec.label.observation_time)
     watermarks = inputs.watermarks()
     flags: dict[str, NDArray[np.bool_]] = {}
@@ -305,7 +305,7 @@ def incomplete_flags(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs
             watermark = watermarks.get(view.source)
             late = duration_us(view.allowed_lateness)
             behind |= True if watermark is None else watermark < times - late
-        for partition in inputs.skipped.get(view.source, ()):
+        for partition in (*inputs.skipped.get(view.source, ()), *inputs.absent.get(view.source, ())):
             assert source.partition is not None
             hidden = event_interval(source, PartitionScheme.from_spec(source.partition).window(partition))
             behind |= (times >= hidden.first) & (times - memory(view) <= hidden.last)
