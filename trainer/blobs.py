@@ -35,6 +35,10 @@ class NotCanonical(BlobError):
     """A value that has no canonical JSON form: NaN, infinity, a key that is no text, a lone surrogate, another type."""
 
 
+class MissingCode(BlobError):
+    """A part of a code tree that is not there, or a link where code belongs."""
+
+
 class InvalidManifest(BlobError):
     """A manifest that must not be used; the message names the entry. Raised before anything is opened."""
 
@@ -78,6 +82,32 @@ def canonical_json(value: Json) -> bytes:
 def digest_json(value: Json) -> str:
     """Return the digest of the canonical JSON of `value`."""
     return digest_bytes(canonical_json(value))
+
+
+def code_tree_digest(root: Path, parts: Sequence[str]) -> str:
+    """Return the digest of the files below `parts` of `root`: their paths relative to `root` and their bytes.
+
+    Args:
+        root: Folder of the tree.
+        parts: Files or folders below it. Hidden names and `__pycache__` are left out, since they change nothing.
+
+    Raises:
+        MissingCode: a part is absent, or there is a symbolic link, whose target no digest of the tree would cover.
+    """
+    files: dict[str, str] = {}
+    for part in parts:
+        start = root / part
+        if not start.exists():
+            raise MissingCode(f"{part!r} is not in {root}")
+        for path in [start] if start.is_file() else sorted(start.rglob("*")):
+            inside = path.relative_to(root)
+            if any(name.startswith(".") or name == "__pycache__" for name in inside.parts):
+                continue
+            if path.is_symlink():
+                raise MissingCode(f"{inside.as_posix()!r} in {root} is a symbolic link; put the file itself there")
+            if path.is_file():
+                files[inside.as_posix()] = digest_file(path)
+    return digest_json(files)
 
 
 def _check_json(value: object, place: str) -> None:

@@ -1,0 +1,1 @@
+"""Torch modules that a pipeline's factory may build from."""

@@ -1,0 +1,120 @@
+"""Builds the torch module that a run spec or an artifact names, from code whose digest is the named one.
+
+A pipeline's factory is a file in its folder, imported by its path. It may import from `trainer.models`,
+`trainer.encoders` and installed packages; anything else would not be covered by `factory_digest`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from trainer.blobs import code_tree_digest
+from trainer.encoders import InputEncoding
+from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
+
+
+class CodeRefused(ValueError):
+    """Model code whose digest is not the one that was asked for, or that gives no module."""
+
+
+def build_model(spec: RunSpec, inputs: InputEncoding, code_root: Path) -> nn.Module:
+    """The untrained module of a run: `forward(numeric, categorical)` gives logits [batch].
+
+    Initial weights come from torch's current random state; the caller seeds it.
+
+    Args:
+        spec: The run. `model.file` is relative to `pipelines/<pipeline>`.
+        inputs: The encoding of its training rows.
+        code_root: The tree that holds `trainer/` and `pipelines/`.
+
+    Raises:
+        CodeRefused: the tree is not the one that the spec names.
+        SpecRefused: the factory refuses its options.
+    """
+    check_code(spec, code_root)
+    factory = load_factory(code_root, spec.pipeline, spec.model.file)
+    return make_module(factory, spec.model.function, inputs, spec.model.options)
+
+
+def parameter_groups(spec: RunSpec, model: nn.Module, code_root: Path) -> list[dict[str, Any]]:
+    """The optimizer's groups: what the factory file's `parameter_groups(model, optimizer)` says, else one group."""
+    factory = load_factory(code_root, spec.pipeline, spec.model.file)
+    split: Any = getattr(factory, "parameter_groups", None)
+    if split is None:
+        return one_group(model, spec.optimizer)
+    return split(model, spec.optimizer)
+
+
+def one_group(model: nn.Module, optimizer: OptimizerSpec) -> list[dict[str, Any]]:
+    """All trainable parameters with the same decay."""
+    return [{"params": [p for p in model.parameters() if p.requires_grad], "weight_decay": optimizer.weight_decay}]
+
+
+def code_parts(pipeline: str) -> tuple[str, str]:
+    """Parts of the code tree that `model.code_digest` of a run spec covers."""
+    return ("trainer", f"pipelines/{pipeline}")
+
+
+def check_code(spec: RunSpec, code_root: Path) -> None:
+    """Refuse a tree other than the one that the spec names.
+
+    Raises:
+        CodeRefused: says both digests.
+    """
+    found = code_tree_digest(code_root, code_parts(spec.pipeline))
+    if found != spec.model.code_digest:
+        raise CodeRefused(
+            f"the code in {code_root} has the digest {found}, the run was started with {spec.model.code_digest}"
+        )
+
+
+def factory_digest(code_root: Path, pipeline: str, file: str) -> str:
+    """Digest of the code that makes the module and encodes its inputs; other code may change without harm."""
+    return code_tree_digest(code_root, (f"pipelines/{pipeline}/{file}", "trainer/models", "trainer/encoders.py"))
+
+
+def load_factory(code_root: Path, pipeline: str, file: str) -> ModuleType:
+    """Import the factory file of a pipeline.
+
+    Raises:
+        CodeRefused: the file leaves the pipeline's folder, or is not there.
+    """
+    folder = (code_root / "pipelines" / pipeline).resolve()
+    path = (folder / file).resolve()
+    if folder not in path.parents or not path.is_file():
+        raise CodeRefused(f"no file {file!r} in {folder}")
+    name = f"model_of_{pipeline}_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise CodeRefused(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def make_module(factory: ModuleType, function: str, inputs: InputEncoding, options: Mapping[str, Any]) -> nn.Module:
+    """Call the factory's function.
+
+    Raises:
+        CodeRefused: there is no such function, or it returns no torch module.
+        SpecRefused: the function refuses its options by a `ValueError`.
+    """
+    build: Any = getattr(factory, function, None)
+    if not callable(build):
+        raise CodeRefused(f"{factory.__file__} has no function {function!r}")
+    try:
+        module = build(inputs, dict(options))
+    except ValueError as error:
+        raise SpecRefused("model.options", f"{function} refuses {dict(options)}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise CodeRefused(f"{function} returned a {type(module).__name__}, not a torch module")
+    return module
