@@ -74,8 +74,7 @@ def write_network(
     factory: dict[str, Json] = {
         "file": spec.model.file,
         "function": spec.model.function,
-        "pipeline": spec.pipeline,
-        "code_digest": factory_digest(code_root, spec.pipeline, spec.model.file),
+        "code_digest": factory_digest(code_root, spec.model.file),
         "options": dict(spec.model.options),
     }
     return write_artifact("network", module, factory, spec, dataset, metrics, folder, run_id)

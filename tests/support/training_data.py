@@ -119,7 +119,9 @@ def model_spec(
 ) -> ModelSpec:
     """The network of the flight pipeline, in the code as it is now."""
     digest = code_tree_digest(code_root, code_parts(pipeline))
-    return ModelSpec("model.py", "build", digest, {"width": 16, "blocks": 1, "dropout": 0.0, **(options or {})})
+    return ModelSpec(
+        f"pipelines/{pipeline}/model.py", "build", digest, {"width": 16, "blocks": 1, "dropout": 0.0, **(options or {})}
+    )
 
 
 def training_run(

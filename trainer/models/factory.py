@@ -30,7 +30,7 @@ def build_model(spec: RunSpec, inputs: InputEncoding, code_root: Path) -> nn.Mod
     Initial weights come from torch's current random state; the caller seeds it.
 
     Args:
-        spec: The run. `model.file` is relative to `pipelines/<pipeline>`.
+        spec: The run.
         inputs: The encoding of its training rows.
         code_root: The tree that holds `trainer/` and `pipelines/`.
 
@@ -39,13 +39,13 @@ def build_model(spec: RunSpec, inputs: InputEncoding, code_root: Path) -> nn.Mod
         SpecRefused: the factory refuses its options.
     """
     check_code(spec, code_root)
-    factory = load_factory(code_root, spec.pipeline, spec.model.file)
+    factory = load_factory(code_root, spec.model.file)
     return make_module(factory, spec.model.function, inputs, spec.model.options)
 
 
 def parameter_groups(spec: RunSpec, model: nn.Module, code_root: Path) -> list[dict[str, Any]]:
     """The optimizer's groups: what the factory file's `parameter_groups(model, optimizer)` says, else one group."""
-    factory = load_factory(code_root, spec.pipeline, spec.model.file)
+    factory = load_factory(code_root, spec.model.file)
     split: Any = getattr(factory, "parameter_groups", None)
     if split is None:
         return one_group(model, spec.optimizer)
@@ -75,22 +75,22 @@ def check_code(spec: RunSpec, code_root: Path) -> None:
         )
 
 
-def factory_digest(code_root: Path, pipeline: str, file: str) -> str:
+def factory_digest(code_root: Path, file: str) -> str:
     """Digest of the code that makes the module and encodes its inputs; other code may change without harm."""
-    return code_tree_digest(code_root, (f"pipelines/{pipeline}/{file}", "trainer/models", "trainer/encoders.py"))
+    return code_tree_digest(code_root, (file, "trainer/models", "trainer/encoders.py"))
 
 
-def load_factory(code_root: Path, pipeline: str, file: str) -> ModuleType:
-    """Import the factory file of a pipeline.
+def load_factory(code_root: Path, file: str) -> ModuleType:
+    """Import a pipeline's factory: `file` is its path in the tree, `pipelines/<pipeline>/<name>.py`.
 
     Raises:
-        CodeRefused: the file leaves the pipeline's folder, or is not there.
+        CodeRefused: the file lies outside of `pipelines`, or is not there.
     """
-    folder = (code_root / "pipelines" / pipeline).resolve()
-    path = (folder / file).resolve()
+    folder = (code_root / "pipelines").resolve()
+    path = (code_root / file).resolve()
     if folder not in path.parents or not path.is_file():
-        raise CodeRefused(f"no file {file!r} in {folder}")
-    name = f"model_of_{pipeline}_{path.stem}"
+        raise CodeRefused(f"no file {file!r} below {folder}")
+    name = f"model_of_{path.parent.name}_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise CodeRefused(f"{path} is no Python file")
