@@ -6,6 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from assets.automation import reconcile_training
 from resources.wiring import resources_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,8 @@ def defs() -> dg.Definitions:
     """All pipelines with the resources of the profile in force."""
     refuse_misplaced_models(ROOT / "pipelines")
     declared = dg.load_from_defs_folder(path_within_project=ROOT / "assets")
-    return dg.Definitions.merge(declared, dg.Definitions(resources=resources_for()))
+    platform = dg.Definitions(resources=resources_for(), sensors=[reconcile_training])
+    return dg.Definitions.merge(declared, platform)
 
 
 def refuse_misplaced_models(pipelines: Path) -> None:

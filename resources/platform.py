@@ -55,6 +55,10 @@ class Platform(dg.ConfigurableResource["Platform"]):
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the catalog's connections, where nothing else tears the resource down (a sensor's tick)."""
         if self._services is not None:
             self._services.close()
             self._services = None

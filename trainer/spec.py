@@ -80,7 +80,9 @@ class DataSpec:
             raise SpecRefused("data.files", "no snapshot to train on")
         if not self.numeric and not self.categorical:
             raise SpecRefused("data.numeric", "a model needs at least one input column")
-        twice = sorted({c for c in (*self.categorical, *self.numeric) if (*self.categorical, *self.numeric).count(c) > 1})
+        twice = sorted(
+            {c for c in (*self.categorical, *self.numeric) if (*self.categorical, *self.numeric).count(c) > 1}
+        )
         if twice:
             raise SpecRefused("data.numeric", f"columns {twice} stand twice among the inputs")
         if self.validation_from >= self.cut:
@@ -89,11 +91,15 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The torch module: `file` and `function` that build it, the digest of the code tree, and its options."""
+    """The torch module: `file` (in the pipeline's folder) and `function` that build it, and its options.
+
+    `code_digest` names the code tree, `code_manifest` the stored copy of it from which the tree can be put in place.
+    """
 
     file: str
     function: str
     code_digest: str
+    code_manifest: str = ""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -153,7 +159,9 @@ class LayoutSpec:
             )
         for name in ("shard", "tp", "pp", "sp", "ep"):
             if getattr(self, name) != 1:
-                raise SpecRefused(f"layout.{name}", f"{getattr(self, name)}: no engine here splits along {name} yet; use dp")
+                raise SpecRefused(
+                    f"layout.{name}", f"{getattr(self, name)}: no engine here splits along {name} yet; use dp"
+                )
         allowed = {"ddp": (0,), "deepspeed": (1,)}[self.engine]
         if self.zero not in allowed:
             raise SpecRefused("layout.zero", f"{self.zero}: engine {self.engine} runs ZeRO stage {allowed[0]}")

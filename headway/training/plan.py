@@ -1,6 +1,6 @@
 """Pins everything that a training run of one `as_of` depends on, and writes its run spec.
 
-Nothing is stored and nothing starts here but the staged copy of the code, which is named by the run.
+Only content-addressed bytes are stored here (code and spec); no row is written and nothing starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.services import Services
 from headway.training.identity import CODE_ROOT, environment_digest, is_dirty
-from headway.training.stage import staged_code_digest
+from headway.training.stage import StoredCode, store_code
 from headway.training.window import Window, declared_training, window_of
 from trainer.blobs import Json, canonical_json, digest_json
 from trainer.spec import (
@@ -100,12 +100,13 @@ def plan_run(
     asked = overrides or Overrides()
     declared = _declared(pipeline.spec, asked)
     pinned = pin_window(services, pipeline.spec, as_of)
-    spec = _run_spec(services, pipeline, declared, pinned)
+    code = store_code(services.store, CODE_ROOT, pipeline.folder, pipeline.name)
+    spec = _run_spec(services, pipeline, declared, pinned, code)
     return RunPlan(
         pipeline=pipeline,
         pinned=pinned,
         spec=spec,
-        facts=_facts(services, pipeline, pinned, spec, asked, declared, dagster_run_id),
+        facts=_facts(services, pipeline, pinned, spec, code, asked, declared, dagster_run_id),
         reserve_seconds=duration_us(declared.budget.per_run) // 1_000_000,
         month_seconds=duration_us(declared.budget.per_month) // 1_000_000,
     )
@@ -171,7 +172,9 @@ def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
     return TrainingSpec.model_validate({**declared_training(spec).model_dump(), **changed})
 
 
-def _run_spec(services: Services, pipeline: Pipeline, declared: TrainingSpec, pinned: PinnedWindow) -> RunSpec:
+def _run_spec(
+    services: Services, pipeline: Pipeline, declared: TrainingSpec, pinned: PinnedWindow, code: StoredCode
+) -> RunSpec:
     spec, window = pipeline.spec, pinned.window
     module, _, function = declared.factory.partition(".")
     built = RunSpec(
@@ -188,9 +191,10 @@ def _run_spec(services: Services, pipeline: Pipeline, declared: TrainingSpec, pi
             numeric=spec.model_inputs(),
         ),
         model=ModelSpec(
-            file=f"pipelines/{spec.name}/{module}.py",
+            file=f"{module}.py",
             function=function,
-            code_digest=staged_code_digest(CODE_ROOT, pipeline.folder, spec.name),
+            code_digest=code.digest,
+            code_manifest=code.manifest_digest,
             options=dict(declared.options),
         ),
         seed=declared.seed,
@@ -227,6 +231,7 @@ def _facts(
     pipeline: Pipeline,
     pinned: PinnedWindow,
     spec: RunSpec,
+    code: StoredCode,
     asked: Overrides,
     declared: TrainingSpec,
     dagster_run_id: str,
@@ -253,7 +258,7 @@ def _facts(
         max_attempts=declared.max_attempts,
         note=asked.note or None,
         dagster_run_id=dagster_run_id or None,
-        blobs=(stored,),
+        blobs=(stored, *code.blobs),
     )
 
 

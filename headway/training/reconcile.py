@@ -16,6 +16,7 @@ from headway.training.launch import Launcher, Observation
 from headway.catalog.errors import AttemptsSpent, BudgetExhausted, StaleAttempt
 from headway.services import Services
 from headway.training.results import ArtifactInvalid, collect_result
+from headway.training.stage import stage_code
 from trainer.events import Event
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, parse_run
 
@@ -117,6 +118,7 @@ class Reconciler:
         """Start an attempt whose row is committed; finds it when it was started before."""
         spec = self.run_spec(run)
         run_dir = self._launcher.run_dir(run.run_id)
+        stage_code(self._services.store, spec.model.code_manifest, run_dir / "code")
         self._launcher.submit(
             AttemptSpec(
                 run_id=run.run_id,

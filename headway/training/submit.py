@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from headway.training.launch import Launcher
 
 from headway.services import Services
-from headway.training.identity import CODE_ROOT
 from headway.training.plan import WORKER_SECONDS, RunPlan
 from headway.training.reconcile import Reconciler
-from headway.training.stage import stage_code
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import Submission
@@ -29,17 +27,8 @@ def submit(services: Services, launcher: Launcher, plan: RunPlan, *, asker: Aske
         RunCancelled: it was cancelled, and no person asks.
         AttemptsSpent: infrastructure ended as many attempts as the declaration allows.
         BudgetExhausted: the month's budget does not hold what the run reserves.
-        StagedCodeDiffers: the code was edited while the run was planned.
     """
     catalog, principal = services.catalog, services.principal
-    run_id = plan.facts.run_id(principal.tenant)
-    stage_code(
-        CODE_ROOT,
-        plan.pipeline.folder,
-        plan.spec.pipeline,
-        launcher.run_dir(run_id) / "code",
-        plan.facts.code_digest,
-    )
     _ensure_budget(services, plan)
     submission = catalog.submit_run(
         principal,

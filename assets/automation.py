@@ -1,0 +1,22 @@
+"""What Dagster's daemon does by itself: it keeps training rows and processes together."""
+
+import dagster as dg
+
+from resources.platform import Platform
+
+
+@dg.sensor(
+    name="reconcile_training",
+    description="Brings training attempts and their processes together: adopts, finishes, restarts, ends strays.",
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+def reconcile_training(context: dg.SensorEvaluationContext, platform: Platform) -> dg.SkipReason:
+    """Reconcile once; what was done stands in the tick's log. It asks for no Dagster run."""
+    from headway.training.reconcile import Reconciler
+
+    actions = Reconciler(platform.services(), platform.launcher()).all()
+    for action in actions:
+        context.log.info(f"{action.run_id} attempt {action.attempt}: {action.kind}: {action.detail}")
+    platform.close()
+    return dg.SkipReason(f"{len(actions)} acts" if actions else "rows and processes agree")
