@@ -91,7 +91,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The torch module: `file` (in the pipeline's folder) and `function` that build it, and its options.
+    """The torch module: `file` (its path in the code tree) and `function` that build it, and its options.
 
     `code_digest` names the code tree, `code_manifest` the stored copy of it from which the tree can be put in place.
     """

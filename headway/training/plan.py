@@ -191,7 +191,7 @@ def _run_spec(
             numeric=spec.model_inputs(),
         ),
         model=ModelSpec(
-            file=f"{module}.py",
+            file=f"pipelines/{spec.name}/{module}.py",
             function=function,
             code_digest=code.digest,
             code_manifest=code.manifest_digest,
