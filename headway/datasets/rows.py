@@ -61,9 +61,15 @@ def pinned_rows(
     table = stored_rows(services, version, columns)
     if quarantine_digest is None:
         return table
-    kept = np.ones(table.num_rows, dtype=np.bool_)
-    kept[_positions(services, quarantine_digest)] = False
-    return table.filter(pa.array(kept))
+    return table.take(pa.array(kept_positions(services, table.num_rows, quarantine_digest)))
+
+
+def kept_positions(services: Services, rows: int, quarantine_digest: str | None) -> NDArray[np.int64]:
+    """Positions, ascending, of the stored rows that the named quarantine table does not keep back."""
+    kept = np.ones(rows, dtype=np.bool_)
+    if quarantine_digest is not None:
+        kept[_positions(services, quarantine_digest)] = False
+    return np.flatnonzero(kept)
 
 
 def stored_rows(services: Services, version: DatasetVersion, columns: Sequence[str] | None = None) -> pa.Table:

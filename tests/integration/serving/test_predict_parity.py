@@ -1,0 +1,44 @@
+"""What a prediction is computed from equals what the snapshot of the same rows holds, to the last bit."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.serving_bench import (
+    DAYS,
+    asked_columns,
+    bits,
+    opened,
+    pipeline_of,
+    requests_for,
+    write_serving_bench,
+)
+from support.workbench import Workbench
+
+from headway.serving.features import compute_features
+
+REASONS = {"hit", "none_visible", "expired", "deleted", "null_value", "empty", "null_key"}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    made = write_serving_bench(tmp_path_factory.mktemp("parity"))
+    made.ingest("data", "register", "labels")
+    return made
+
+
+def test_every_row_of_a_period_equals_its_snapshot_whatever_the_order(bench: Workbench) -> None:
+    stored = pa.concat_tables([bench.table(day) for day in DAYS]).unify_dictionaries()
+    pipeline = pipeline_of(bench)
+    requests = requests_for(pipeline, stored)
+    mixed = np.random.default_rng(1).permutation(stored.num_rows)
+    with opened(bench) as services:
+        computed = compute_features(services, pipeline, requests.take(pa.array(mixed)))
+    values = computed.values.take(pa.array(np.argsort(mixed)))
+    assert values.schema.equals(stored.schema, check_metadata=True)
+    columns = asked_columns(pipeline, stored)
+    assert {*pipeline.spec.feature_names(), "newest__incomplete", "k", "size", "t"} <= set(columns)
+    assert bits(values.select(columns)) == bits(stored.select(columns))
+    reasons = {c for c in columns if c.endswith("__reason")}
+    assert {word for c in reasons for word in stored.column(c).to_pylist()} == REASONS
+    assert [g.partition for g in computed.groups] == list(DAYS)
+    assert values.column("target").null_count == len(values)
