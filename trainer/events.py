@@ -27,6 +27,8 @@ from trainer.blobs import Json, canonical_json
 # What a crash of the machine must not lose: a reader may act on these.
 DURABLE_KINDS = frozenset({"node_end", "checkpoint", "artifact", "error"})
 
+# Longer than any line that ends a stream.
+_TAIL = 1 << 20
 _HEARTBEAT = struct.Struct("<Qdq")
 
 
@@ -108,7 +110,8 @@ class EventWriter:
 
         Raises:
             NotCanonical: `data` holds NaN, infinity or what JSON cannot say; nothing was written.
-            OSError: the disk refused the line; nothing of it stays in the stream.
+            OSError: the disk refused the line, and nothing of it stays in the stream; or it refused to sync a line
+                that stays.
         """
         event: dict[str, Json] = {
             "seq": self._seq + 1,
@@ -120,13 +123,14 @@ class EventWriter:
         line = canonical_json(event) + b"\n"
         try:
             _write_at(self._fd, line, self._end)
-            if kind in DURABLE_KINDS:
-                os.fsync(self._fd)
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
+        # A reader may have it from here on, so its seq is used up even when the disk then refuses to sync.
         self._seq += 1
         self._end += len(line)
+        if kind in DURABLE_KINDS:
+            os.fsync(self._fd)
         return self._seq
 
     def close(self) -> None:
@@ -161,6 +165,21 @@ def read_events(path: Path, after: int = 0, limit: int = 1000) -> list[Event]:
             raise StreamBroken(f"{path} holds {skipped} events; {after} were read from it before")
         lines = [line for line in islice(source, limit) if line.endswith(b"\n")]
     return [_event(path, line, after + index) for index, line in enumerate(lines, start=1)]
+
+
+def last_event(path: Path) -> Event | None:
+    """Return the newest whole event of a stream, None for a stream without one or one that does not exist.
+
+    Raises:
+        StreamBroken: the last whole line is no event.
+    """
+    try:
+        with path.open("rb") as source:
+            source.seek(max(0, path.stat().st_size - _TAIL))
+            lines = [line for line in source if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return None
+    return _parse(path, lines[-1]) if lines else None
 
 
 class EventSink:
@@ -290,14 +309,18 @@ def _whole_lines(path: Path, node: int) -> tuple[int, int]:
 
 
 def _event(path: Path, line: bytes, seq: int) -> Event:
-    try:
-        raw = json.loads(line)
-        event = Event(raw["seq"], raw["node"], raw["at"], raw["kind"], raw["data"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise StreamBroken(f"{path} line {seq} is no event: {line[:80]!r}") from error
+    event = _parse(path, line)
     if event.seq != seq:
         raise StreamBroken(f"{path} line {seq} carries seq {event.seq}")
     return event
+
+
+def _parse(path: Path, line: bytes) -> Event:
+    try:
+        raw = json.loads(line)
+        return Event(raw["seq"], raw["node"], raw["at"], raw["kind"], raw["data"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StreamBroken(f"{path}: {line[:80]!r} is no event") from error
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:

@@ -1,0 +1,105 @@
+"""What every launcher of training attempts offers, and what it says about one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from headway.errors import HeadwayError
+from trainer.events import Event
+from trainer.spec import AttemptSpec, RunSpec
+
+State = Literal["absent", "starting", "running", "ended"]
+
+SUPERVISOR_LOST = "supervisor lost"
+
+
+class LaunchError(HeadwayError):
+    """Base of what launchers refuse."""
+
+
+class LaunchRefused(LaunchError):
+    """An attempt that must not be started: it contradicts what stands there, or a later one exists."""
+
+
+class LaunchFailed(LaunchError):
+    """Starting the attempt's processes failed."""
+
+
+class KillFailed(LaunchError):
+    """Processes of the attempt are still there after SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen of one attempt.
+
+    `absent`: nothing was started (submitting again is right). `ended` without a `code`: who kept watch was lost, and
+    with it how the attempt ended. `code` and `exit_codes` are those of `trainer.spec.ExitCode`, a node that was killed
+    has its negative signal, one that never started None. `ended_at` is microseconds UTC.
+    """
+
+    state: State
+    code: int | None = None
+    cause: str = ""
+    exit_codes: tuple[int | None, ...] = ()
+    cancelled: bool = False
+    worker_seconds: float = 0.0
+    ended_at: int | None = None
+    supervisor_alive: bool = False
+
+
+class Launcher(Protocol):
+    """Starts, watches and ends attempts; every method may be called again, by any process, at any time."""
+
+    name: str
+
+    def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
+        """Start the attempt, unless it was started before.
+
+        Raises:
+            LaunchRefused: other content stands under the same name, or a later attempt exists.
+            LaunchFailed: the processes could not be started.
+        """
+        ...
+
+    def observe(self, run_id: str, attempt: int) -> Observation:
+        """Say what is known of the attempt now."""
+        ...
+
+    def stream(self, run_id: str, attempt: int, node: int, after: int, limit: int) -> list[Event]:
+        """Return up to `limit` events of a node's stream that follow seq `after`.
+
+        Raises:
+            StreamBroken: the stream lost events.
+        """
+        ...
+
+    def cancel(self, run_id: str, attempt: int, reason: str) -> None:
+        """Ask the attempt to save and end. Only observing tells when it did."""
+        ...
+
+    def kill(self, run_id: str, attempt: int) -> None:
+        """End every process of the attempt by SIGKILL, and return when none is left.
+
+        Raises:
+            KillFailed: some are still there.
+        """
+        ...
+
+    def adopt(self, run_id: str, attempt: int) -> Observation:
+        """Take over an attempt that another process submitted."""
+        ...
+
+    def strays(self) -> list[tuple[str, int, int]]:
+        """Return (run, attempt, pid) of every living process that belongs to an attempt of this home."""
+        ...
+
+    def run_dir(self, run_id: str) -> Path:
+        """Return the run's directory."""
+        ...
+
+    def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
+        """Return where the attempt leaves its artifact `name`."""
+        ...

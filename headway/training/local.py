@@ -1,0 +1,269 @@
+"""The launcher of one machine: an attempt is a supervisor process and its nodes, known by its directory.
+
+Every fact lies in files under `runs_root` (layout: `supervisor.json` and `final.json` of the attempt, a stream per
+node), so any process may submit, observe, cancel or end an attempt, also after the one that started it was killed.
+Needs Linux: processes are told apart through /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from headway.training.launch import SUPERVISOR_LOST, KillFailed, LaunchFailed, LaunchRefused, Observation
+from headway.training.process_table import Process, environment_of, is_alive, kill_process, processes
+from headway.training.supervisor import publish, sync_folder
+from trainer.blobs import canonical_json
+from trainer.events import Event, last_event, node_folder, now_us, read_events, read_heartbeat
+from trainer.spec import AttemptSpec, RunSpec, parse_attempt
+
+START_S = 60.0
+KILL_S = 15.0
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+# What workers need of the starter's environment. Nothing else passes: it may hold secrets.
+_PASSED = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "LD_LIBRARY_PATH"})
+_PASSED_PREFIXES = ("PYTHON", "OMP_", "TRAINER_")
+# The protocol's own variables are set anew for each process, never inherited from a process that is itself a worker.
+_PROTOCOL = frozenset({"TRAINER_ATTEMPT", "TRAINER_EVENT_FD", "TRAINER_STORE_FD", "TRAINER_PARENT"})
+
+
+class LocalLauncher:
+    """Runs attempts as process groups of this machine, under `runs_root`.
+
+    `store_root` and `code_root` are what the attempts' specs should name; `python` runs the supervisors.
+    """
+
+    name = "local"
+
+    def __init__(self, runs_root: Path, store_root: Path, code_root: Path, python: str = sys.executable) -> None:
+        self._runs_root = runs_root.resolve()
+        self.store_root = store_root.resolve()
+        self.code_root = code_root.resolve()
+        self._python = python
+
+    def run_dir(self, run_id: str) -> Path:
+        """Return the run's directory.
+
+        Raises:
+            LaunchRefused: `run_id` is no name for a directory.
+        """
+        if _RUN_ID.fullmatch(run_id) is None:
+            raise LaunchRefused(f"{run_id!r:.80} is no run id", "use the id that `headway runs` lists")
+        return self._runs_root / run_id
+
+    def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
+        """Return where the attempt leaves its artifact `name` (network, logistic)."""
+        return self._folder(run_id, attempt) / "artifact" / name
+
+    def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
+        """Start the attempt, unless it was started before; safe at any number of submitters, killed at any moment.
+
+        Raises:
+            LaunchRefused: another spec stands under the same name, a later attempt exists, or the attempt names
+                another run directory.
+            LaunchFailed: the supervisor did not start.
+        """
+        folder = self._folder(attempt.run_id, attempt.attempt)
+        if Path(attempt.run_dir).resolve() != self.run_dir(attempt.run_id):
+            raise LaunchRefused(
+                f"attempt {attempt.run_id}/{attempt.attempt} names run directory {attempt.run_dir}",
+                f"this launcher keeps it in {self.run_dir(attempt.run_id)}",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        (self.run_dir(attempt.run_id) / "checkpoints").mkdir(exist_ok=True)
+        _write_once(self.run_dir(attempt.run_id) / "spec.json", canonical_json(spec.to_json()))
+        _write_once(folder / "attempt.json", canonical_json(attempt.to_json()))
+        if _was_started(folder):
+            return
+        if later := self._later_attempts(folder, attempt.attempt):
+            raise LaunchRefused(
+                f"attempt {attempt.attempt} of run {attempt.run_id} is fenced off: attempt {max(later)} exists",
+                "submit the newest attempt",
+            )
+        self._start(folder, attempt)
+
+    def observe(self, run_id: str, attempt: int) -> Observation:
+        """Say what is known of the attempt now.
+
+        An attempt whose supervisor was killed has `code` None and what its nodes had worked until they were last seen.
+        """
+        folder = self._folder(run_id, attempt)
+        keeper = _read(folder / "supervisor.json")
+        alive = keeper is not None and is_alive(keeper["pid"], keeper["started"], keeper["boot_id"])
+        # Read after the look at the supervisor: it writes this last, so a dead one has written it or never will.
+        final = _read(folder / "final.json")
+        if final is not None:
+            return Observation(
+                "ended",
+                final["code"],
+                final["cause"],
+                tuple(final["exit_codes"]),
+                final["cancelled"],
+                final["worker_seconds"],
+                final["ended_at"],
+                alive,
+            )
+        if keeper is None:
+            return Observation("absent")
+        seen = list(self._seen_of_nodes(folder))
+        seconds = sum(ranks * (last - first) / 1e6 for first, last, ranks in seen)
+        if alive:
+            return Observation("running" if seen else "starting", worker_seconds=seconds, supervisor_alive=True)
+        ended_at = max((last for _, last, _ in seen), default=None)
+        return Observation("ended", None, SUPERVISOR_LOST, worker_seconds=seconds, ended_at=ended_at)
+
+    def adopt(self, run_id: str, attempt: int) -> Observation:
+        """Take over an attempt: its directory is all that ties anybody to it, so there is nothing to do but look."""
+        return self.observe(run_id, attempt)
+
+    def stream(self, run_id: str, attempt: int, node: int, after: int, limit: int) -> list[Event]:
+        """Return up to `limit` events of node `node` that follow seq `after`.
+
+        Raises:
+            StreamBroken: the stream lost events.
+        """
+        return read_events(
+            node_folder(self._folder(run_id, attempt) / "attempt.json", node) / "events.jsonl", after, limit
+        )
+
+    def cancel(self, run_id: str, attempt: int, reason: str) -> None:
+        """Ask the attempt to save and end; one that has not started ends as soon as it does."""
+        folder = self._folder(run_id, attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "cancel").exists():
+            publish(folder / "cancel", {"reason": reason, "at": now_us()})
+
+    def kill(self, run_id: str, attempt: int) -> None:
+        """SIGKILL every process that bears the attempt's mark, and return when none is left.
+
+        Raises:
+            KillFailed: some are still there after `KILL_S` seconds.
+        """
+        keeper = _read(self._folder(run_id, attempt) / "supervisor.json") or {}
+        deadline = time.monotonic() + KILL_S
+        while marked := [process for run, number, process in self._marked() if (run, number) == (run_id, attempt)]:
+            if time.monotonic() > deadline:
+                raise KillFailed(
+                    f"processes {[process.pid for process in marked]} of attempt {run_id}/{attempt} survive SIGKILL",
+                    "they are stuck in the kernel (a dead disk or network mount?); free that, then reconcile again",
+                )
+            # The supervisor first: it must not write down its children's death as their own doing.
+            for process in sorted(marked, key=lambda process: process.pid != keeper.get("pid")):
+                kill_process(process)
+            time.sleep(0.01)
+
+    def strays(self) -> list[tuple[str, int, int]]:
+        """Return (run, attempt, pid) of every living process that bears the mark of an attempt of this home."""
+        return sorted((run, attempt, process.pid) for run, attempt, process in self._marked())
+
+    def _folder(self, run_id: str, attempt: int) -> Path:
+        return self.run_dir(run_id) / "attempts" / str(attempt)
+
+    def _later_attempts(self, folder: Path, attempt: int) -> list[int]:
+        numbers = [int(entry.name) for entry in folder.parent.iterdir() if entry.name.isdecimal()]
+        return [number for number in numbers if number > attempt]
+
+    def _start(self, folder: Path, attempt: AttemptSpec) -> None:
+        command = [self._python, "-m", "headway.training.supervisor", "--attempt", str(folder / "attempt.json")]
+        with (folder / "supervisor.log").open("ab") as log:
+            try:
+                # Returns when supervisor.json is written: the process started here forks the supervisor and waits.
+                subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(attempt, folder),
+                    cwd=folder,
+                    start_new_session=True,
+                    check=True,
+                    timeout=START_S,
+                )
+            except (subprocess.SubprocessError, OSError) as error:
+                raise LaunchFailed(
+                    f"the supervisor of attempt {attempt.run_id}/{attempt.attempt} did not start: {error}",
+                    f"see {folder / 'supervisor.log'}",
+                ) from error
+        if not _was_started(folder):
+            raise LaunchFailed(
+                f"the supervisor of attempt {attempt.run_id}/{attempt.attempt} ended before it registered",
+                f"see {folder / 'supervisor.log'}",
+            )
+
+    def _seen_of_nodes(self, folder: Path) -> Iterator[tuple[int, int, int]]:
+        """Of each node that began: when it began, when it was last seen, and how many ranks it runs."""
+        attempt = parse_attempt((folder / "attempt.json").read_bytes())
+        for node in range(attempt.nodes):
+            place = node_folder(folder / "attempt.json", node)
+            first = read_events(place / "events.jsonl", limit=1)
+            last = last_event(place / "events.jsonl")
+            if first and last is not None:
+                beat = read_heartbeat(place / "node.heartbeat")
+                yield first[0].at, max(last.at, beat.at if beat else 0), attempt.processes_per_node
+
+    def _marked(self) -> Iterator[tuple[str, int, Process]]:
+        """Every living process that carries an attempt of this home in its environment."""
+        for process in processes():
+            mark = environment_of(process.pid)
+            place = Path(mark.get("TRAINER_ATTEMPT", "/"))
+            run_id, _, attempt = mark.get("HEADWAY_ATTEMPT", "").partition("/")
+            if place.is_relative_to(self._runs_root) and attempt.isdecimal():
+                yield run_id, int(attempt), process
+
+
+def _environment(attempt: AttemptSpec, folder: Path) -> dict[str, str]:
+    """What the attempt's processes get: the little they need of ours, the attempt's own, and its mark."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and name not in _PROTOCOL
+    }
+    mark = {
+        "HEADWAY_ATTEMPT": f"{attempt.run_id}/{attempt.attempt}",
+        "TRAINER_ATTEMPT": str(folder / "attempt.json"),
+    }
+    return {**passed, **attempt.environment, **mark}
+
+
+def _was_started(folder: Path) -> bool:
+    return (folder / "supervisor.json").exists() or (folder / "final.json").exists()
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Write a file that never changes; a second writer with the same content finds it done.
+
+    Raises:
+        LaunchRefused: it exists with other content.
+    """
+    if not path.exists():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+        sync_folder(path.parent)
+    if path.read_bytes() != content:
+        raise LaunchRefused(
+            f"{path} exists with other content", "a run's spec and an attempt's never change; use a new run or attempt"
+        )
