@@ -1,0 +1,434 @@
+"""Runs the gates of a version and signs what they say.
+
+The order is: copy the artifact out of the store with every digest checked, try it in a process of the trainer, measure
+the evaluation, judge, and then, gate by gate, sign, store and record. Judging again on the same facts finds the signed
+verdicts that are there, as long as they are young enough to count.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from headway.artifacts.digests import Json, canonical_json
+from headway.artifacts.errors import StoreError
+from headway.artifacts.manifest import InvalidManifest, read_manifest
+from headway.artifacts.store import Blob, LocalStore
+from headway.catalog.registry_facts import Attestation, GatePolicy, GateResult, GateResultFacts, ModelVersion
+from headway.catalog.run_facts import TrainingRun
+from headway.declaration import PipelineSpec
+from headway.errors import HeadwayError
+from headway.registry.dossier import newest_results
+from headway.registry.dsse import SignatureRefused, sign, statement
+from headway.registry.evaluation import SCORES_FILE, Evaluation, measure, read_scores
+from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofCheck, evaluate_gates
+from headway.registry.keys import KeyRing
+from headway.registry.policy import Policy, parse_policy, policy_document
+from headway.registry.promote import stable_version
+from headway.registry.statements import (
+    GATE_VERDICT,
+    PROVENANCE,
+    Judged,
+    Signed,
+    open_gate,
+    open_provenance,
+    record,
+    signed_at,
+)
+from headway.services import Services
+
+BUILD_TYPE = "urn:headway:training-run:1"
+BUILDER = "urn:headway:trainer:1"
+_ROOT = Path(__file__).resolve().parents[2]
+_LONGEST_TRIAL_S = 600
+_PARQUET = "application/vnd.apache.parquet"
+_REASON = 2_000
+
+
+class JudgeRefused(HeadwayError):
+    """A version that cannot be judged as asked."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the gates said of a version: recorded results in the policy's order, and the evaluation behind them.
+
+    `report_digest` names the evaluation as JSON in the store; `looks` counts the distinct evaluations of its months.
+    """
+
+    results: tuple[GateResult, ...]
+    evaluation: Evaluation
+    policy: GatePolicy
+    report_digest: str
+    looks: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate passed."""
+        return all(result.verdict == "pass" for result in self.results)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One version under judgement: whatever its gate statements have in common."""
+
+    version: ModelVersion
+    policy: GatePolicy
+    champion: str | None
+    data: Mapping[str, Json]
+    blobs: tuple[Blob, ...]
+
+    @property
+    def judged(self) -> Judged:
+        facts = self.version.facts
+        return Judged(
+            facts.model_id,
+            self.version.version,
+            facts.kind,
+            facts.manifest_digest,
+            facts.contract_hash,
+            self.policy.digest,
+        )
+
+
+def set_policy(services: Services, spec: PipelineSpec, model_id: str) -> GatePolicy:
+    """Put the declared conditions in force for a model; the same conditions again change nothing.
+
+    Raises:
+        JudgeRefused: the pipeline declares no promotion.
+        PolicyInvalid: the declaration makes no whole policy.
+    """
+    if spec.promotion is None or spec.evaluation is None:
+        raise JudgeRefused(f"pipeline {spec.name!r} declares no promotion", "declare `evaluation` and `promotion`")
+    document = policy_document(spec.promotion, spec.evaluation)
+    parse_policy(document)
+    return services.catalog.set_gate_policy(services.principal, None, model_id, document)
+
+
+def champion_of(services: Services, version: ModelVersion, endpoint_id: str | None = None) -> ModelVersion | None:
+    """Return the version to beat: the stable one of the endpoint (default: the model's own), if it is another one."""
+    stable = stable_version(services, endpoint_id or version.model_id)
+    if stable is None or stable.model_id != version.model_id or stable.version == version.version:
+        return None
+    return stable
+
+
+def judge_version(
+    services: Services,
+    keyring: KeyRing,
+    spec: PipelineSpec,
+    version: ModelVersion,
+    folder: Path,
+    *,
+    snapshots: Sequence[str],
+    champion: ModelVersion | None,
+    endpoint_id: str | None = None,
+    try_artifact: Callable[[Path], ArtifactCheck] | None = None,
+) -> Judgement:
+    """Run every gate that applies to a version, sign each verdict with the gate key, and record it.
+
+    Args:
+        services: catalog and store.
+        keyring: holds the gate key.
+        spec: the pipeline's declaration; its conditions are put in force first.
+        version: the registered version.
+        folder: what `trainer.evaluate` wrote about it.
+        snapshots: ids of the snapshots that it was evaluated on; those that it was trained on are known.
+        champion: the version whose scores stand in the evaluation as `champion` (see `champion_of`), None for none.
+        endpoint_id: the endpoint whose stable version is the champion; default: the model's own.
+        try_artifact: tries an artifact's folder; default: `python -m trainer.check`.
+
+    Raises:
+        JudgeRefused: the champion is another one by now, or the evaluation holds other champions' scores.
+        EvaluationRefused: the table of scores is not whole.
+    """
+    policy = set_policy(services, spec, version.model_id)
+    parsed = parse_policy(policy.policy)
+    _require_champion(services, version, champion, endpoint_id)
+    scored = read_scores(folder, spec)
+    if ("champion" in scored.scores) != (champion is not None):
+        raise JudgeRefused(
+            f"the evaluation of {_name(version)} {'has' if champion is None else 'lacks'} scores of a champion",
+            "evaluate the version again against the endpoint's stable version",
+        )
+    evaluation = measure(scored, parsed)
+    checks = Checks(
+        contract=version.contract,
+        artifact=try_stored(services.store, version.manifest_digest, try_artifact or run_trainer_check),
+        proofs=check_proofs(services, version, snapshots),
+        stable_contract=None if champion is None else champion.contract,
+        champion=None if champion is None else _name(champion),
+        champion_report=None if champion is None else evaluation_report(services, champion),
+    )
+    report = services.store.put_bytes(canonical_json(evaluation.to_json()), "application/json")
+    scores = services.store.put_file(folder / SCORES_FILE, _PARQUET)
+    looks = count_looks(services, version, scored.digest)
+    data: dict[str, Json] = {
+        "scores_digest": scored.digest,
+        "report_digest": report.digest,
+        "snapshots": sorted(snapshots),
+        "looks": looks,
+    }
+    case = _Case(version, policy, checks.champion, data, (report, scores))
+    verdicts = evaluate_gates(parsed, version.kind, evaluation, checks)
+    newest = newest_results(services, version)
+    results = tuple(_settle(services, keyring, case, parsed, v, newest.get(v.gate)) for v in verdicts)
+    return Judgement(results, evaluation, policy, report.digest, looks)
+
+
+def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion, run: TrainingRun) -> Attestation:
+    """Sign with the trainer key what the version was made from (SLSA provenance v1); signed already: return that one.
+
+    Raises:
+        JudgeRefused: the run did not make the version.
+    """
+    if run.run_id != version.run_id:
+        raise JudgeRefused(f"{_name(version)} comes from run {version.run_id}, not {run.run_id}", "name its own run")
+    for known in services.catalog.attestations(services.principal, version.manifest_digest):
+        if known.predicate_type == PROVENANCE and _provenance_holds(services, keyring, known):
+            return known
+    predicate: dict[str, Json] = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": _parameters(run),
+            "resolvedDependencies": _dependencies(run),
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER},
+            "metadata": {
+                "invocationId": run.run_id,
+                "startedOn": _instant(run.created_at),
+                "finishedOn": _instant(run.last.ended_at),
+            },
+        },
+        "signed_at": keyring.clock(),
+    }
+    document = statement(_name(version), version.manifest_digest, PROVENANCE, predicate)
+    envelope = sign(document, keyring.private_key("trainer"))
+    return record(services, envelope, version.manifest_digest, PROVENANCE, "trainer")
+
+
+def try_stored(store: LocalStore, manifest_digest: str, try_artifact: Callable[[Path], ArtifactCheck]) -> ArtifactCheck:
+    """Try a stored artifact from a private copy; one that cannot be copied out whole fails both gates."""
+    with tempfile.TemporaryDirectory(prefix="headway-artifact-") as folder:
+        try:
+            copy_artifact(store, manifest_digest, Path(folder))
+        except (StoreError, InvalidManifest) as error:
+            return ArtifactCheck(weights_only=False, finite_outputs=False, problems=(str(error),))
+        return try_artifact(Path(folder))
+
+
+def copy_artifact(store: LocalStore, manifest_digest: str, folder: Path) -> None:
+    """Write the manifest's files and `manifest.json` below `folder` (0700), each verified and read-only.
+
+    Raises:
+        StoreError: a blob is missing or corrupt.
+        InvalidManifest: the manifest is refused; nothing is written.
+    """
+    manifest = read_manifest(store, manifest_digest)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = {entry.name: store.get_bytes(entry.sha256) for entry in manifest.entries}
+    for name, data in {**files, "manifest.json": manifest.canonical()}.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
+        with os.fdopen(descriptor, "wb") as target:
+            target.write(data)
+
+
+def run_trainer_check(folder: Path) -> ArtifactCheck:
+    """Load and try an artifact in a process of the trainer. What could not be tried is None, with the reason."""
+    arguments = [sys.executable, "-m", "trainer.check", "--artifact", str(folder)]
+    try:
+        done = subprocess.run(
+            arguments, cwd=_ROOT, capture_output=True, text=True, timeout=_LONGEST_TRIAL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ArtifactCheck(None, None, (f"trainer.check gave no answer within {_LONGEST_TRIAL_S} s",))
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return ArtifactCheck(None, None, (f"trainer.check ended with {done.returncode}: {last[:300]}",))
+    return read_artifact_check(done.stdout)
+
+
+def read_artifact_check(text: str) -> ArtifactCheck:
+    """Return what `trainer.check` printed; anything but true and false counts as not tried."""
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return ArtifactCheck(None, None, (f"trainer.check printed {text[:120]!r}, which is no answer",))
+    answer = cast("dict[str, object]", found)
+    problems = answer.get("problems")
+    listed = cast("list[object]", problems) if isinstance(problems, list) else []
+    weights, outputs = answer.get("weights_only"), answer.get("finite_outputs")
+    return ArtifactCheck(
+        weights_only=weights if isinstance(weights, bool) else None,
+        finite_outputs=outputs if isinstance(outputs, bool) else None,
+        problems=tuple(str(problem)[:300] for problem in listed),
+    )
+
+
+def check_proofs(services: Services, version: ModelVersion, snapshots: Sequence[str]) -> tuple[ProofCheck, ...]:
+    """Check the leakage proof of every snapshot that the version was trained or evaluated on.
+
+    The stored proof must have the digest that the catalog recorded, be the one in the snapshot's manifest, say that it
+    passed, and hold no finding.
+    """
+    run = services.catalog.run(services.principal, version.run_id)
+    return tuple(_proof(services, s) for s in dict.fromkeys([*run.facts.inputs, *snapshots]))
+
+
+def evaluation_report(services: Services, version: ModelVersion) -> Mapping[str, Json] | None:
+    """Return the evaluation by which a version was last judged, as JSON; None when it never was."""
+    results = sorted(newest_results(services, version).values(), key=lambda result: result.at)
+    digests = [d for r in results if isinstance(d := r.metrics.get("report_digest"), str)]
+    if not digests:
+        return None
+    return cast("Mapping[str, Json]", json.loads(services.store.get_bytes(digests[-1])))
+
+
+def count_looks(services: Services, version: ModelVersion, scores_digest: str) -> int:
+    """Return how many distinct evaluations the months after this `as_of` were used for in the pipeline, this included.
+
+    Every look at test months wears them out: the count stands in each verdict, for people to weigh.
+    """
+    seen: set[Json] = {scores_digest}
+    for other in services.catalog.model_versions(services.principal):
+        if (other.facts.pipeline, other.facts.as_of) == (version.facts.pipeline, version.facts.as_of):
+            results = services.catalog.gate_results(services.principal, other.model_id, other.version)
+            seen |= {r.metrics["scores_digest"] for r in results if "scores_digest" in r.metrics}
+    return len(seen)
+
+
+def _require_champion(
+    services: Services, version: ModelVersion, champion: ModelVersion | None, endpoint_id: str | None
+) -> None:
+    now = champion_of(services, version, endpoint_id)
+    if (None if now is None else now.version) != (None if champion is None else champion.version):
+        names = ["no version" if v is None else _name(v) for v in (champion, now)]
+        raise JudgeRefused(
+            f"{_name(version)} was evaluated against {names[0]}, and {names[1]} is stable now",
+            "evaluate it again against the stable version",
+        )
+
+
+def _settle(
+    services: Services, keyring: KeyRing, case: _Case, policy: Policy, verdict: GateVerdict, known: GateResult | None
+) -> GateResult:
+    """The recorded result of a verdict: the one that says the same and still counts, else a new one, signed."""
+    metrics: dict[str, Json] = {**verdict.metrics, **case.data}
+    reason = verdict.reason[:_REASON]
+    if known is not None and (known.verdict, known.reason, known.metrics) == (verdict.verdict, reason, metrics):
+        if known.policy_version == case.policy.version and _counts(services, keyring, case, policy, known):
+            return known
+    facts = case.version.facts
+    predicate: dict[str, Json] = {
+        "gate": verdict.gate,
+        "verdict": verdict.verdict,
+        "reason": reason,
+        "model": facts.model_id,
+        "version": case.version.version,
+        "kind": facts.kind,
+        "contract_hash": facts.contract_hash,
+        "policy_version": case.policy.version,
+        "policy_digest": case.policy.digest,
+        "champion": case.champion,
+        "metrics": metrics,
+        "run_id": facts.run_id,
+        "signed_at": keyring.clock(),
+    }
+    document = statement(_name(case.version), facts.manifest_digest, GATE_VERDICT, predicate)
+    envelope = sign(document, keyring.private_key("gate"))
+    record(services, envelope, facts.manifest_digest, GATE_VERDICT, "gate", case.blobs)
+    return services.catalog.record_gate_result(
+        services.principal,
+        None,
+        GateResultFacts(
+            model_id=facts.model_id,
+            version=case.version.version,
+            gate=verdict.gate,
+            verdict=verdict.verdict,
+            reason=reason,
+            metrics=metrics,
+            policy_version=case.policy.version,
+            statement_digest=envelope.statement_digest,
+            artifact_digest=facts.manifest_digest,
+        ),
+    )
+
+
+def _counts(services: Services, keyring: KeyRing, case: _Case, policy: Policy, known: GateResult) -> bool:
+    """Whether a recorded statement verifies, speaks of this champion, and has half of its life before it."""
+    listed = services.catalog.attestations(services.principal, case.version.manifest_digest)
+    envelopes = {a.statement_digest: a.envelope_digest for a in listed}
+    try:
+        signed = Signed(services.store.get_bytes(envelopes[known.statement_digest]), known.at)
+        found = open_gate(signed, keyring.trust(), known.gate, case.judged)
+    except (KeyError, StoreError, SignatureRefused):
+        return False
+    young = keyring.clock() - signed_at(found) <= policy.evidence_max_age // 2
+    return young and found.predicate.get("champion") == case.champion
+
+
+def _provenance_holds(services: Services, keyring: KeyRing, known: Attestation) -> bool:
+    try:
+        signed = Signed(services.store.get_bytes(known.envelope_digest), known.created_at)
+        open_provenance(signed, keyring.trust(), known.subject_digest)
+    except (StoreError, SignatureRefused):
+        return False
+    return True
+
+
+def _proof(services: Services, snapshot_id: str) -> ProofCheck:
+    snapshot = services.catalog.snapshot(services.principal, snapshot_id)
+    recorded = snapshot.facts.proof_digest
+    try:
+        listed = read_manifest(services.store, snapshot.manifest_digest).entry("proof.json").sha256
+        report: object = json.loads(services.store.get_bytes(recorded))
+    except (StoreError, InvalidManifest, ValueError) as error:
+        return ProofCheck(snapshot_id, recorded, f"its proof cannot be read: {error}")
+    if listed != recorded:
+        return ProofCheck(snapshot_id, recorded, f"its manifest holds proof {listed}, the catalog recorded {recorded}")
+    passed = cast("dict[str, object]", report) if isinstance(report, dict) else {}
+    if passed.get("passed") is not True or passed.get("findings") != []:
+        return ProofCheck(snapshot_id, recorded, "its proof did not pass")
+    return ProofCheck(snapshot_id, recorded)
+
+
+def _parameters(run: TrainingRun) -> dict[str, Json]:
+    facts = run.facts
+    return {
+        "pipeline": facts.pipeline,
+        "partition": facts.partition,
+        "config_digest": facts.config_digest,
+        "spec_digest": facts.spec_digest,
+        "seed": facts.seed,
+        "repeat": facts.repeat,
+        "layout": facts.layout,
+        "nodes": facts.nodes,
+        "code_dirty": facts.code_dirty,
+    }
+
+
+def _dependencies(run: TrainingRun) -> list[Json]:
+    facts = run.facts
+    named = [("urn:headway:feature-snapshot", digest) for digest in facts.inputs]
+    named += [(f"urn:headway:dataset-version:{name}@{version}", digest) for name, version, digest in facts.datasets]
+    named += [("urn:headway:code", facts.code_digest), ("urn:headway:environment", facts.environment_digest)]
+    return [{"uri": uri, "digest": {"sha256": digest.removeprefix("sha256:")}} for uri, digest in named]
+
+
+def _name(version: ModelVersion) -> str:
+    return f"{version.model_id}@{version.version}"
+
+
+def _instant(moment: int | None) -> str | None:
+    return None if moment is None else datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

@@ -1,0 +1,114 @@
+"""Moves an endpoint to a version, on evidence only, and back."""
+
+from headway.catalog.registry_facts import Endpoint, EndpointEvent, ModelVersion, PromotionEvidence
+from headway.errors import HeadwayError
+from headway.registry.dossier import promotion_event
+from headway.registry.dsse import SignatureRefused, sign, statement
+from headway.registry.evidence import collect_evidence
+from headway.registry.keys import KeyRing, Trust
+from headway.registry.statements import PROMOTION, Signed, open_promotion, record
+from headway.services import Services
+
+
+class NotPromoted(HeadwayError):
+    """What an endpoint serves was not put there by a promotion whose statement verifies."""
+
+
+def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int) -> Endpoint:
+    """Make a version the endpoint's stable one, at once; stable already: nothing changes.
+
+    The promoter's statement names endpoint, epoch and gate statements, so it promotes here, once, and nowhere else.
+
+    Raises:
+        EvidenceMissing: a gate has no passing, fresh, verifying statement, or the artifact differs from its manifest.
+        PromotionRefused: the policy does not allow a rollout at once, or what the catalog holds differs by now.
+        EndpointMoved: another move came in between.
+    """
+    catalog, principal = services.catalog, services.principal
+    candidate = catalog.model_version(principal, model_id, version)
+    endpoint = catalog.endpoint(principal, endpoint_id)
+    if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
+        return endpoint
+    stable, now = stable_version(services, endpoint_id), keyring.clock()
+    evidence = collect_evidence(services, keyring.trust(), candidate, now, stable)
+    epoch = 0 if endpoint is None else endpoint.epoch
+    key = keyring.private_key("promoter")
+    envelope = sign(
+        statement(
+            f"{model_id}@{version}",
+            candidate.manifest_digest,
+            PROMOTION,
+            {
+                "endpoint": endpoint_id,
+                "epoch": epoch + 1,
+                "model": model_id,
+                "version": version,
+                "gates": dict(evidence.statements),
+                "policy_version": evidence.policy_version,
+                "policy_digest": evidence.policy_digest,
+                "signed_at": now,
+            },
+        ),
+        key,
+    )
+    record(services, envelope, candidate.manifest_digest, PROMOTION, "promoter")
+    return catalog.promote_immediate(
+        principal,
+        None,
+        endpoint_id,
+        model_id,
+        version,
+        expected_epoch=epoch,
+        evidence=PromotionEvidence(
+            evidence.policy_version, evidence.statements, envelope.statement_digest, evidence.verified_at
+        ),
+    )
+
+
+def rollback(services: Services, endpoint_id: str, reason: str, expected_epoch: int | None = None) -> Endpoint:
+    """Swap the endpoint's stable and previous versions.
+
+    Raises:
+        NothingToRollBack: there is no previous version; nothing changes.
+        EndpointMoved: the endpoint is not at `expected_epoch` any more.
+    """
+    return services.catalog.rollback(
+        services.principal, None, endpoint_id, expected_epoch=expected_epoch, reason=reason
+    )
+
+
+def stable_version(services: Services, endpoint_id: str) -> ModelVersion | None:
+    """Return the version that an endpoint serves; None when there is no endpoint or it serves none."""
+    endpoint = services.catalog.endpoint(services.principal, endpoint_id)
+    if endpoint is None or endpoint.stable is None:
+        return None
+    return services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
+
+
+def verify_served(services: Services, trust: Trust, endpoint_id: str) -> EndpointEvent:
+    """Return the promotion by which the endpoint's stable version came there, after verifying its statement.
+
+    A rollback needs no new statement: it returns to a version that was promoted to this endpoint before.
+
+    Raises:
+        NotPromoted: no such promotion, or its statement does not verify for this endpoint, epoch and gate set.
+        StoreError: the envelope is not in the store.
+    """
+    served = stable_version(services, endpoint_id)
+    remedy = "promote a version again: `headway promote`"
+    if served is None:
+        raise NotPromoted(f"endpoint {endpoint_id!r} serves no version", remedy)
+    event = promotion_event(services, endpoint_id, served.version)
+    if event is None or event.evidence is None:
+        raise NotPromoted(f"{served.model_id}@{served.version} was never promoted to endpoint {endpoint_id!r}", remedy)
+    listed = services.catalog.attestations(services.principal, served.manifest_digest)
+    envelopes = {a.statement_digest: a for a in listed}
+    found = envelopes.get(event.evidence.promotion_statement)
+    if found is None:
+        raise NotPromoted(f"the promotion of {served.model_id}@{served.version} to {endpoint_id!r} is unsigned", remedy)
+    signed = Signed(services.store.get_bytes(found.envelope_digest), event.at)
+    try:
+        open_promotion(signed, trust, served.manifest_digest, endpoint_id, event.epoch, event.evidence.statements)
+    except SignatureRefused as error:
+        raise NotPromoted(f"endpoint {endpoint_id!r}: {error.message}", remedy) from error
+    return event
