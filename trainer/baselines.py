@@ -6,25 +6,100 @@ rows only stop gradient boosting, as they stop the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from sklearn.ensemble import HistGradientBoostingClassifier
+from threadpoolctl import threadpool_limits
 
 from trainer.artifact import batch_logits, write_artifact
 from trainer.blobs import Json, Manifest
 from trainer.data import Dataset, Split
+from trainer.encoders import LARGEST, category_values, numeric_values
 from trainer.models.logistic import LogisticRegression
 from trainer.spec import RunSpec
 
 C = 1.0
 """Inverse strength of the L2 penalty: the sum of losses plus |weights|^2 / (2 C) is minimised, as in scikit-learn."""
 
+PRIOR_ROWS = 20
+"""How many rows with the overall rate are added to each combination of a historical rate."""
+
 _ITERATIONS = 300
+_TREES = 300
+_THREADS = 2
+# What gradient boosting can take as categories; more are taken as numbers, in the order of their names.
+_MOST_CATEGORIES = 255
+
+
+@dataclass(frozen=True)
+class RateColumn:
+    """A column of a historical rate; `width` cuts a numeric one into equal bins that start at 0."""
+
+    name: str
+    width: float | None = None
+
+
+def historical_rate(
+    learned: pa.Table, target: NDArray[np.float32], asked: pa.Table, columns: Sequence[RateColumn]
+) -> NDArray[np.float64]:
+    """Past rate of each asked row's combination of columns, smoothed towards the overall rate.
+
+    `(positives + PRIOR_ROWS * overall) / (rows + PRIOR_ROWS)`: a combination that was never seen gets the overall rate.
+    A missing value is a value of its own.
+
+    Args:
+        learned: Rows whose outcome is known.
+        target: Their outcomes, 0 and 1.
+        asked: Rows to score.
+        columns: What makes a combination.
+    """
+    groups = _groups(
+        pa.concat_tables([t.select([c.name for c in columns]) for t in (learned, asked)], promote_options="permissive"),
+        columns,
+    )
+    past, now = groups[: len(learned)], groups[len(learned) :]
+    size = int(groups.max(initial=-1)) + 1
+    overall = float(target.mean(dtype=np.float64))
+    positives = np.bincount(past, target.astype(np.float64), size)
+    rates = (positives + PRIOR_ROWS * overall) / (np.bincount(past, minlength=size) + PRIOR_ROWS)
+    return rates[now]
+
+
+def boosting_scores(dataset: Dataset, asked: Split, seed: int) -> tuple[NDArray[np.float64], int]:
+    """Probabilities of gradient boosting for the rows of `asked`, and its number of trees.
+
+    Fitted on the training rows; the validation rows stop it. Missing numbers are given as missing, without indicators.
+
+    Args:
+        dataset: Rows to learn from.
+        asked: Rows to score, in the same encoding.
+        seed: Seed of the fit.
+    """
+    count = len(dataset.inputs.numeric)
+    small = [count + i for i, size in enumerate(dataset.inputs.category_sizes) if size <= _MOST_CATEGORIES]
+    # scikit-learn's own hints know only the defaults' types.
+    model = cast("Any", HistGradientBoostingClassifier)(
+        max_iter=_TREES,
+        categorical_features=small,
+        early_stopping=len(dataset.valid) > 0,
+        n_iter_no_change=20,
+        random_state=seed,
+    )
+    valid = (
+        {"X_val": _with_missing(dataset, dataset.valid), "y_val": dataset.valid.target} if len(dataset.valid) else {}
+    )
+    with threadpool_limits(_THREADS):
+        model.fit(_with_missing(dataset, dataset.train), dataset.train.target, **valid)
+        return model.predict_proba(_with_missing(dataset, asked))[:, 1], int(model.n_iter_)
 
 
 def fit_logistic(
@@ -42,16 +117,17 @@ def fit_logistic(
     Raises:
         ArtifactExists: `folder` holds a manifest.
     """
-    module = logistic_module(dataset, heartbeat)
+    module, converged = logistic_module(dataset, heartbeat)
     metrics: dict[str, Json] = {
+        "converged": converged,
         "train_loss": log_loss(module, dataset.train),
         "valid_loss": log_loss(module, dataset.valid) if len(dataset.valid) else None,
     }
     return write_artifact("logistic", module, None, spec, dataset, metrics, folder, run_id)
 
 
-def logistic_module(dataset: Dataset, heartbeat: Callable[[], None]) -> LogisticRegression:
-    """Logistic regression with an L2 penalty, fitted on the training rows by L-BFGS in float64."""
+def logistic_module(dataset: Dataset, heartbeat: Callable[[], None]) -> tuple[LogisticRegression, bool]:
+    """Logistic regression with an L2 penalty, fitted on the training rows by L-BFGS in float64, and if it converged."""
     problem = _Logistic(dataset.train, dataset.inputs.category_sizes)
     found = minimize(
         problem.loss_and_gradient,
@@ -61,7 +137,7 @@ def logistic_module(dataset: Dataset, heartbeat: Callable[[], None]) -> Logistic
         callback=lambda _: heartbeat(),
         options={"maxiter": _ITERATIONS, "ftol": 1e-10, "gtol": 1e-6},
     )
-    return problem.module(found.x)
+    return problem.module(found.x), bool(found.success)
 
 
 def log_loss(module: torch.nn.Module, split: Split) -> float:
@@ -69,6 +145,34 @@ def log_loss(module: torch.nn.Module, split: Split) -> float:
     logits = torch.from_numpy(batch_logits(module, split)).double()
     target = torch.from_numpy(split.target).double()
     return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, target))
+
+
+def _with_missing(dataset: Dataset, split: Split) -> NDArray[np.float32]:
+    """Numbers with NaN where they were missing, then category codes."""
+    count = len(dataset.inputs.numeric)
+    numbers = split.numeric[:, :count].copy()
+    indicator = count
+    for index, item in enumerate(dataset.inputs.numeric):
+        if item.missing:
+            numbers[split.numeric[:, indicator] == 1, index] = np.nan
+            indicator += 1
+    return np.concatenate([numbers, split.categorical.astype(np.float32)], axis=1)
+
+
+def _groups(table: pa.Table, columns: Sequence[RateColumn]) -> NDArray[np.int64]:
+    """A number for each row's combination of values."""
+    groups = np.zeros(len(table), dtype=np.int64)
+    for column in columns:
+        if column.width is None:
+            texts = cast("Any", category_values(table, column.name).combine_chunks()).dictionary_encode()
+            values = texts.indices.fill_null(-1).to_numpy()
+        else:
+            bins = np.floor(numeric_values(table, column.name) / column.width)
+            # A bin that no number falls into.
+            values = np.where(np.isnan(bins), -2 * LARGEST, bins)
+        _, codes = np.unique(values, return_inverse=True)
+        _, groups = np.unique(groups * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+    return groups
 
 
 class _Logistic:

@@ -173,7 +173,7 @@ def numeric_values(table: pa.Table, name: str) -> NDArray[np.float64]:
     """
     column = _column(table, name)
     _numeric_type(name, column.type)
-    values = column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
     values[~np.isfinite(values)] = np.nan
     return np.clip(values, -LARGEST, LARGEST)
 

@@ -118,9 +118,11 @@ def model_spec(
     code_root: Path = ROOT, pipeline: str = "flight_delay", options: Mapping[str, Any] | None = None
 ) -> ModelSpec:
     """The network of the flight pipeline, in the code as it is now."""
-    digest = code_tree_digest(code_root, code_parts(pipeline))
     return ModelSpec(
-        f"pipelines/{pipeline}/model.py", "build", digest, {"width": 16, "blocks": 1, "dropout": 0.0, **(options or {})}
+        file=f"pipelines/{pipeline}/model.py",
+        function="build",
+        code_digest=code_tree_digest(code_root, code_parts(pipeline)),
+        options={"width": 16, "blocks": 1, "dropout": 0.0, **(options or {})},
     )
 
 

@@ -76,7 +76,12 @@ def check_code(spec: RunSpec, code_root: Path) -> None:
 
 
 def factory_digest(code_root: Path, file: str) -> str:
-    """Digest of the code that makes the module and encodes its inputs; other code may change without harm."""
+    """Digest of the code that makes the module and encodes its inputs; other code may change without harm.
+
+    Raises:
+        CodeRefused: the file lies outside of `pipelines`, or is not there.
+    """
+    _factory_path(code_root, file)
     return code_tree_digest(code_root, (file, "trainer/models", "trainer/encoders.py"))
 
 
@@ -86,10 +91,7 @@ def load_factory(code_root: Path, file: str) -> ModuleType:
     Raises:
         CodeRefused: the file lies outside of `pipelines`, or is not there.
     """
-    folder = (code_root / "pipelines").resolve()
-    path = (code_root / file).resolve()
-    if folder not in path.parents or not path.is_file():
-        raise CodeRefused(f"no file {file!r} below {folder}")
+    path = _factory_path(code_root, file)
     name = f"model_of_{path.parent.name}_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
@@ -118,3 +120,11 @@ def make_module(factory: ModuleType, function: str, inputs: InputEncoding, optio
     if not isinstance(module, nn.Module):
         raise CodeRefused(f"{function} returned a {type(module).__name__}, not a torch module")
     return module
+
+
+def _factory_path(code_root: Path, file: str) -> Path:
+    folder = (code_root / "pipelines").resolve()
+    path = (code_root / file).resolve()
+    if folder not in path.parents or not path.is_file():
+        raise CodeRefused(f"no file {file!r} below {folder}")
+    return path
