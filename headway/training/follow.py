@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.training.launch import Launcher
-
 from headway.services import Services
+from headway.training.launch import Launcher
 from headway.training.reconcile import Action, Reconciler
 
 if TYPE_CHECKING:

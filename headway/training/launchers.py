@@ -16,9 +16,8 @@ def launcher_for(settings: Settings) -> Launcher:
     Raises:
         SettingError: the profile has none.
     """
-    from headway.training.local import LocalLauncher
-
     from headway.training.identity import CODE_ROOT
+    from headway.training.local import LocalLauncher
 
     if settings.profile != "local":
         raise SettingError(f"HEADWAY_PROFILE is {settings.profile!r}", "only the profile `local` can train here")

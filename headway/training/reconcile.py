@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.training.launch import Launcher, Observation
-
 from headway.catalog.errors import AttemptsSpent, BudgetExhausted, StaleAttempt
 from headway.services import Services
+from headway.training.launch import Launcher, Observation
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
 from trainer.events import Event
@@ -129,7 +128,13 @@ class Reconciler:
                 run_dir=str(run_dir),
                 store_root=str(self._services.store.root),
                 code_root=str(run_dir / "code"),
-                environment={"OMP_NUM_THREADS": str(spec.threads), "DS_ACCELERATOR": "cpu"},
+                environment={
+                    "OMP_NUM_THREADS": str(spec.threads),
+                    "DS_ACCELERATOR": "cpu",
+                    # Workers import the run's own copy of the code, whatever the tree holds by then.
+                    "PYTHONPATH": str(run_dir / "code"),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                },
             ),
             spec,
         )
@@ -186,7 +191,7 @@ class Reconciler:
     def _restart(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
         catalog, principal = self._services.catalog, self._services.principal
         try:
-            asked = catalog.restart_run(principal, None, run.run_id, reserve_seconds=reserved_seconds(run))
+            asked = catalog.restart_run(principal, None, run.run_id, reserve_seconds=_reserved(self._services, run))
         except (AttemptsSpent, BudgetExhausted) as error:
             yield Action(run.run_id, attempt.attempt, "give_up", error.message)
             return
@@ -221,6 +226,18 @@ def keep_events(services: Services, launcher: Launcher, attempt: Attempt, node: 
         kept += events
         after = events[-1].seq
     return kept
+
+
+def _reserved(services: Services, run: TrainingRun) -> int:
+    """What the newest attempt reserved: the next one may cost as much."""
+    from headway.catalog.budgets import period_of
+
+    if run.facts.budget_id is None:
+        return 0
+    period = period_of(run.last.created_at)
+    entries = services.catalog.budget_entries(services.principal, run.facts.budget_id, period)
+    mine = [e.amount for e in entries if e.kind == "reserve" and e.owner_id == run.last.external_name]
+    return mine[-1] if mine else 0
 
 
 def _nodes(attempt: Attempt) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.training.launch import Launcher
-
 from headway.artifacts.manifest import put_manifest
 from headway.artifacts.store import Blob
 from headway.errors import HeadwayError
 from headway.services import Services
+from headway.training.launch import Launcher
 from trainer.blobs import InvalidManifest, Json, Manifest, digest_file, parse_manifest
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from headway.training.launch import Launcher
-
 from headway.services import Services
+from headway.training.launch import Launcher
 from headway.training.plan import WORKER_SECONDS, RunPlan
 from headway.training.reconcile import Reconciler
 

@@ -199,7 +199,8 @@ def test_budget_is_reserved_settled_and_exhausted_by_name(bench: TrainingBench, 
         ]
     assert sorted(e.kind for e in entries) == ["commit", "release", "reserve"]
     by_kind = {e.kind: e.amount for e in entries}
-    assert by_kind["reserve"] == by_kind["commit"] + by_kind["release"] == 600
+    assert by_kind["reserve"] == by_kind["release"] == 600
+    assert 1 <= by_kind["commit"] < 600
 
     def poor(attributes: dict[str, Any]) -> None:
         attributes["training"]["budget"] = {"per_run": "10m", "per_month": "9m"}
