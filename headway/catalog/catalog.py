@@ -1,15 +1,12 @@
 """The catalog's public face: commands that change it, and reads that see one consistent state."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 
 from headway.artifacts.digests import Json
 from headway.catalog import datasets, lineage, snapshots
-from headway.catalog.clock import Clock
-from headway.catalog.commands import Command, Document, Probe, Runner, Step, load
-from headway.catalog.database import Database
+from headway.catalog.commands import Command, Document, Step, load
 from headway.catalog.documents import (
     facts_document,
     feature_set_of,
@@ -37,11 +34,12 @@ from headway.catalog.facts import (
     SnapshotState,
     check_name,
 )
+from headway.catalog.run_commands import RunCommands
 from headway.catalog.tables import audit, outbox
 from headway.catalog.tables import tenant as tenant_table
 
 
-class Catalog:
+class Catalog(RunCommands):
     """One catalog for several tenants. Safe for several threads; several processes may open the same database.
 
     Every command takes the principal and an idempotency key. The same key with the same arguments gives the stored
@@ -52,21 +50,6 @@ class Catalog:
     Every method may raise `CatalogBusy` (a lock did not come in time) and `CatalogUnavailable` (no connection); the
     remedy of both is to repeat the same call.
     """
-
-    def __init__(self, database: Database, clock: Clock, probe: Probe | None = None) -> None:
-        self.database = database
-        self.clock = clock
-        self._runner = Runner(database, clock, probe)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.database.close()
-
-    @contextmanager
-    def reading(self, principal: Principal) -> Iterator[sa.Connection]:
-        """Give a connection inside a reading transaction of the principal's tenant."""
-        with self.database.read(principal.tenant) as connection:
-            yield connection
 
     def ensure_tenant(self, principal: Principal) -> None:
         """Make the principal's tenant unless it exists."""

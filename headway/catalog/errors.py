@@ -151,3 +151,206 @@ class EvidenceRefused(CatalogError):
 
     def __init__(self, dataset: str, version: int, why: str) -> None:
         super().__init__(f"evidence for dataset {dataset!r} version {version}: {why}", "validate the version again")
+
+
+class UnknownRun(CatalogError):
+    """No such training run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {run_id!r}", "list them: headway runs")
+        self.run_id = run_id
+
+
+class UnknownAttempt(CatalogError):
+    """No such attempt of a training run."""
+
+    def __init__(self, run_id: str, attempt: int) -> None:
+        super().__init__(f"run {run_id} has no attempt {attempt}", f"see its attempts: headway runs show {run_id}")
+        self.run_id, self.attempt = run_id, attempt
+
+
+class StaleAttempt(CatalogError):
+    """Somebody acts for an attempt that is over, or that a later attempt superseded; nothing was changed."""
+
+    def __init__(self, run_id: str, attempt: int, why: str) -> None:
+        super().__init__(f"attempt {attempt} of run {run_id}: {why}", "read the run again; a stale attempt must stop")
+        self.run_id, self.attempt = run_id, attempt
+
+
+class RunRefused(CatalogError):
+    """A run that its own code or spec failed is asked for again, unchanged."""
+
+    def __init__(self, run_id: str, attempt: int, code: int | None, reason: str | None) -> None:
+        super().__init__(
+            f"run {run_id} failed by its code: attempt {attempt} ended with {code} ({reason or 'no reason given'})",
+            "change the code, the configuration or an input, or ask again with retry: true",
+        )
+        self.run_id, self.attempt, self.code = run_id, attempt, code
+
+
+class RunCancelled(CatalogError):
+    """A cancelled run is asked for again by a sensor, a backfill or a retry policy."""
+
+    def __init__(self, run_id: str, reason: str | None) -> None:
+        super().__init__(
+            f"run {run_id} was cancelled ({reason or 'no reason given'}); only a person starts it again",
+            "launch it by hand, or with another repeat",
+        )
+        self.run_id = run_id
+
+
+class AttemptsSpent(CatalogError):
+    """Infrastructure ended as many attempts as the run may cost."""
+
+    def __init__(self, run_id: str, spent: int, limit: int, reason: str | None) -> None:
+        super().__init__(
+            f"run {run_id}: infrastructure ended {spent} attempts, the limit is {limit}; "
+            f"the last: {reason or 'no reason given'}",
+            "mend the cause, then ask again with retry: true, or raise max_attempts",
+        )
+        self.run_id, self.spent, self.limit = run_id, spent, limit
+
+
+class EventGap(CatalogError):
+    """Events of a node's stream came without the ones before them."""
+
+    def __init__(self, run_id: str, attempt: int, node: int, expected: int, given: int) -> None:
+        super().__init__(
+            f"run {run_id} attempt {attempt} node {node}: event {given} came, {expected} is the next",
+            f"read the stream from event {expected}",
+        )
+        self.expected, self.given = expected, given
+
+
+class BudgetMissing(CatalogError):
+    """A reservation from a budget that has no amount in this period."""
+
+    def __init__(self, budget_id: str, period: str) -> None:
+        super().__init__(
+            f"budget {budget_id!r} has no amount for {period}",
+            f"set one: Catalog.set_budget(principal, None, {budget_id!r}, {period!r}, 'worker_seconds', <amount>)",
+        )
+        self.budget_id, self.period = budget_id, period
+
+
+class BudgetExhausted(CatalogError):
+    """A reservation that the budget cannot carry any more in this period."""
+
+    def __init__(self, budget_id: str, period: str, limit: int, reserved: int, committed: int, asked: int) -> None:
+        super().__init__(
+            f"budget {budget_id!r} of {period}: {asked} asked, {limit - reserved - committed} left "
+            f"(limit {limit}, reserved {reserved}, spent {committed})",
+            "wait for open runs to give back what they hold, raise the budget, or ask for less",
+        )
+        self.limit, self.reserved, self.committed, self.asked = limit, reserved, committed, asked
+
+
+class BudgetBelowUse(CatalogError):
+    """A budget's amount would become less than what is reserved and spent already."""
+
+    def __init__(self, budget_id: str, period: str, amount: int, used: int) -> None:
+        super().__init__(
+            f"budget {budget_id!r} of {period} cannot become {amount}: {used} are reserved or spent already",
+            f"give at least {used}",
+        )
+        self.amount, self.used = amount, used
+
+
+class UnknownModel(CatalogError):
+    """No such model, or no such version of it."""
+
+    def __init__(self, model_id: str, version: int | None = None) -> None:
+        what = f"model {model_id!r}" if version is None else f"version {version} of model {model_id!r}"
+        super().__init__(f"there is no {what}", "list them: headway models")
+        self.model_id, self.version = model_id, version
+
+
+class VersionRefused(CatalogError):
+    """A model version that may not be registered, or may not be retired now."""
+
+    def __init__(self, subject: str, why: str, remedy: str) -> None:
+        super().__init__(f"{subject}: {why}", remedy)
+
+
+class UnknownPolicy(CatalogError):
+    """A model without a gate policy, or without that version of it."""
+
+    def __init__(self, model_id: str, version: int | None = None) -> None:
+        what = "no gate policy" if version is None else f"no version {version} of its gate policy"
+        super().__init__(f"model {model_id!r} has {what}", "set it: Catalog.set_gate_policy")
+        self.model_id, self.version = model_id, version
+
+
+class StatementRefused(CatalogError):
+    """A statement that was never attested, or that is about something else, or by another role."""
+
+    def __init__(self, statement_digest: str, why: str) -> None:
+        super().__init__(f"statement {statement_digest}: {why}", "sign the statement anew and attest it first")
+        self.statement_digest = statement_digest
+
+
+class PromotionRefused(CatalogError):
+    """A version that may not be promoted; `reasons` says why, by gate (or `policy`, `version`, `promotion`)."""
+
+    def __init__(self, endpoint_id: str, model_id: str, version: int, reasons: "dict[str, str]") -> None:
+        listed = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
+        super().__init__(
+            f"{model_id}@{version} may not be promoted to endpoint {endpoint_id!r}: {listed}",
+            "gather the evidence again: every gate of the policy in force must pass",
+        )
+        self.reasons = reasons
+
+
+class EndpointMoved(CatalogError):
+    """The endpoint moved since the caller looked."""
+
+    def __init__(self, endpoint_id: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"endpoint {endpoint_id!r} is at epoch {found}, the caller expected {expected}",
+            "read the endpoint again and decide anew",
+        )
+        self.expected, self.found = expected, found
+
+
+class EndpointRefused(CatalogError):
+    """Something else that an endpoint cannot take: another model, or a move while a rollout is open."""
+
+    def __init__(self, endpoint_id: str, why: str, remedy: str) -> None:
+        super().__init__(f"endpoint {endpoint_id!r}: {why}", remedy)
+
+
+class UnknownEndpoint(CatalogError):
+    """No such endpoint, or no such epoch of it."""
+
+    def __init__(self, endpoint_id: str, epoch: int | None = None) -> None:
+        at = "" if epoch is None else f" at epoch {epoch}"
+        super().__init__(f"there is no endpoint {endpoint_id!r}{at}", "promote a version to it first: headway promote")
+        self.endpoint_id, self.epoch = endpoint_id, epoch
+
+
+class NothingToRollBack(CatalogError):
+    """An endpoint that served only one version so far."""
+
+    def __init__(self, endpoint_id: str) -> None:
+        super().__init__(
+            f"endpoint {endpoint_id!r} has no previous version to go back to", "promote another version instead"
+        )
+        self.endpoint_id = endpoint_id
+
+
+class ImpossiblePrediction(CatalogError):
+    """A prediction by a version or an arm that the endpoint did not have at that epoch."""
+
+    def __init__(self, endpoint_id: str, epoch: int, arm: str, version: int, found: int | None) -> None:
+        super().__init__(
+            f"endpoint {endpoint_id!r} at epoch {epoch}: arm {arm} is version {found}, the prediction names {version}",
+            "record the epoch and version that answered",
+        )
+
+
+class UnknownPrediction(CatalogError):
+    """No such prediction."""
+
+    def __init__(self, prediction_id: str) -> None:
+        super().__init__(f"there is no prediction {prediction_id!r}", "take the id that headway predict printed")
+        self.prediction_id = prediction_id

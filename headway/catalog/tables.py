@@ -4,9 +4,11 @@ Every primary key starts with the tenant. Facts are inserted once (append-only t
 has an `epoch` and moves by compare-and-set. Times are int64 microseconds UTC; JSON is stored canonically as text.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 
-HEAD = "0004"
+HEAD = "0005"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -38,9 +40,11 @@ APPEND_ONLY = frozenset(
         "label",
         "lineage_edge",
         "model_version",
+        "model_version_event",
         "outbox",
         "prediction",
         "run_event",
+        "run_result",
         "snapshot_event",
         "training_run",
     }
@@ -85,6 +89,14 @@ def _int(name: str) -> sa.Column[int]:
 
 def _optional_int(name: str) -> sa.Column[int | None]:
     return sa.Column(name, sa.BigInteger, nullable=True)
+
+
+def _optional_real(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.Double, nullable=True)
+
+
+def _where(condition: str) -> dict[str, Any]:
+    return {"postgresql_where": sa.text(condition), "sqlite_where": sa.text(condition)}
 
 
 def _refers(columns: list[str], table: str, target: list[str] | None = None) -> sa.ForeignKeyConstraint:
@@ -314,4 +326,335 @@ audit = sa.Table(
     _int("at"),
     sa.UniqueConstraint("tenant_id", "command_key"),
     sa.CheckConstraint("outcome IN ('allow', 'deny')", name="outcome"),
+)
+
+training_run = sa.Table(
+    "training_run",
+    metadata,
+    _key("tenant_id"),
+    _key("run_id"),
+    _text("identity_digest"),
+    _text("pipeline"),
+    _text("partition"),
+    _text("inputs"),
+    _optional_text("snapshot_id"),
+    _text("code_digest"),
+    _text("environment_digest"),
+    _text("config_digest"),
+    _int("seed"),
+    _int("repeat"),
+    _text("layout"),
+    _optional_text("budget_id"),
+    _optional_text("dagster_run_id"),
+    _optional_text("note"),
+    _int("created_at"),
+    _text("created_by"),
+    _text("spec_digest"),
+    _text("datasets"),
+    _text("blobs"),
+    _int("code_dirty"),
+    _int("nodes"),
+    _int("max_attempts"),
+    _refers([], "tenant"),
+    _refers(["snapshot_id"], "feature_snapshot"),
+    sa.UniqueConstraint("tenant_id", "identity_digest"),
+    sa.Index(None, "tenant_id", "pipeline", "partition"),
+    sa.Index(None, "tenant_id", "created_at"),
+)
+
+run_event = sa.Table(
+    "run_event",
+    metadata,
+    _key("tenant_id"),
+    _key("run_id"),
+    _number("seq"),
+    _optional_int("attempt"),
+    _text("kind"),
+    _text("payload"),
+    _text("command_key"),
+    _text("actor"),
+    _int("at"),
+    _optional_int("node"),
+    _optional_int("node_seq"),
+    _refers(["run_id"], "training_run"),
+    sa.Index("uq_run_event_node", "tenant_id", "run_id", "attempt", "node", "node_seq", unique=True),
+    sa.Index("ix_run_event_own", "tenant_id", "run_id", "seq", **_where("node IS NULL")),
+)
+
+run_attempt = sa.Table(
+    "run_attempt",
+    metadata,
+    _key("tenant_id"),
+    _key("run_id"),
+    _number("attempt"),
+    _int("fencing_token"),
+    _text("layout"),
+    _text("launcher"),
+    _text("external_name"),
+    _text("state"),
+    _optional_text("reason"),
+    _int("created_at"),
+    _optional_int("started_at"),
+    _optional_int("heartbeat_at"),
+    _optional_int("ended_at"),
+    _int("epoch"),
+    _int("reserved"),
+    _optional_int("code"),
+    _optional_real("worker_seconds"),
+    _optional_text("cancel_reason"),
+    _optional_text("budget_id"),
+    _optional_text("budget_period"),
+    _refers(["run_id"], "training_run"),
+    sa.UniqueConstraint("tenant_id", "external_name"),
+    sa.CheckConstraint(
+        "state IN ('queued', 'admitted', 'running', 'succeeded', 'failed', 'cancelled', 'lost')", name="state"
+    ),
+    sa.Index("ix_run_attempt_open", "tenant_id", "run_id", **_where("state IN ('queued', 'admitted', 'running')")),
+)
+
+run_result = sa.Table(
+    "run_result",
+    metadata,
+    _key("tenant_id"),
+    _key("run_id"),
+    _int("attempt"),
+    _text("artifacts"),
+    _text("metrics"),
+    _optional_int("best_step"),
+    _text("blobs"),
+    _int("at"),
+    _refers(["run_id", "attempt"], "run_attempt"),
+)
+
+checkpoint = sa.Table(
+    "checkpoint",
+    metadata,
+    _key("tenant_id"),
+    _key("run_id"),
+    _number("attempt"),
+    _number("step"),
+    _text("manifest_digest"),
+    _text("world_layout"),
+    _int("created_at"),
+    _refers(["run_id", "attempt"], "run_attempt"),
+)
+
+budget = sa.Table(
+    "budget",
+    metadata,
+    _key("tenant_id"),
+    _key("budget_id"),
+    _key("period"),
+    _text("unit"),
+    _int("amount"),
+    _int("created_at"),
+    _int("epoch"),
+    _refers([], "tenant"),
+    sa.CheckConstraint("amount >= 0", name="amount"),
+)
+
+budget_entry = sa.Table(
+    "budget_entry",
+    metadata,
+    _key("tenant_id"),
+    _key("entry_id"),
+    _text("budget_id"),
+    _text("period"),
+    _text("kind"),
+    _text("owner_kind"),
+    _text("owner_id"),
+    _int("amount"),
+    _int("at"),
+    _text("command_key"),
+    _refers(["budget_id", "period"], "budget"),
+    sa.CheckConstraint("kind IN ('reserve', 'commit', 'release')", name="kind"),
+    sa.Index(None, "tenant_id", "budget_id", "period"),
+)
+
+model = sa.Table(
+    "model",
+    metadata,
+    _key("tenant_id"),
+    _key("model_id"),
+    _text("pipeline"),
+    _text("created_by"),
+    _int("created_at"),
+    _int("epoch"),
+    _refers([], "tenant"),
+)
+
+model_version = sa.Table(
+    "model_version",
+    metadata,
+    _key("tenant_id"),
+    _key("model_id"),
+    _number("version"),
+    _text("manifest_digest"),
+    _text("run_id"),
+    _text("contract_hash"),
+    _text("feature_set"),
+    _int("feature_set_version"),
+    _int("created_at"),
+    _text("metadata"),
+    _text("created_by"),
+    _text("kind"),
+    _text("contract"),
+    _text("as_of"),
+    _text("blobs"),
+    _refers(["model_id"], "model"),
+    _refers(["run_id"], "training_run"),
+    _refers(["feature_set", "feature_set_version"], "feature_set_version", ["feature_set", "version"]),
+    sa.UniqueConstraint("tenant_id", "run_id", "manifest_digest"),
+)
+
+model_version_event = sa.Table(
+    "model_version_event",
+    metadata,
+    _key("tenant_id"),
+    _key("model_id"),
+    _number("version"),
+    _number("seq"),
+    _text("kind"),
+    _text("reason"),
+    _text("command_key"),
+    _text("actor"),
+    _int("at"),
+    _refers(["model_id", "version"], "model_version"),
+    sa.CheckConstraint("kind IN ('retired')", name="kind"),
+)
+
+attestation = sa.Table(
+    "attestation",
+    metadata,
+    _key("tenant_id"),
+    _key("statement_digest"),
+    _text("subject_digest"),
+    _text("predicate_type"),
+    _text("key_id"),
+    _text("role"),
+    _text("envelope_digest"),
+    _int("created_at"),
+    _text("blobs"),
+    _refers([], "tenant"),
+    sa.Index(None, "tenant_id", "subject_digest"),
+)
+
+gate_policy = sa.Table(
+    "gate_policy",
+    metadata,
+    _key("tenant_id"),
+    _key("model_id"),
+    _number("policy_version"),
+    _text("policy"),
+    _text("policy_digest"),
+    _text("created_by"),
+    _int("created_at"),
+    _refers(["model_id"], "model"),
+)
+
+gate_result = sa.Table(
+    "gate_result",
+    metadata,
+    _key("tenant_id"),
+    _key("model_id"),
+    _number("version"),
+    _key("gate"),
+    _number("attempt"),
+    _text("verdict"),
+    _text("reason"),
+    _text("metrics"),
+    _int("policy_version"),
+    _optional_text("statement_digest"),
+    _text("artifact_digest"),
+    _int("at"),
+    _refers(["model_id", "version"], "model_version"),
+    _refers(["model_id", "policy_version"], "gate_policy"),
+    _refers(["statement_digest"], "attestation"),
+    sa.CheckConstraint("verdict IN ('pass', 'fail', 'undecided')", name="verdict"),
+)
+
+endpoint = sa.Table(
+    "endpoint",
+    metadata,
+    _key("tenant_id"),
+    _key("endpoint_id"),
+    _text("model_id"),
+    _int("contract_major"),
+    _optional_int("stable"),
+    _optional_int("previous"),
+    _optional_int("candidate"),
+    _text("phase"),
+    _text("arm_salt"),
+    _text("budgets"),
+    _int("basis_points"),
+    _int("updated_at"),
+    _int("epoch"),
+    _refers(["model_id"], "model"),
+    _refers(["model_id", "stable"], "model_version", ["model_id", "version"]),
+    _refers(["model_id", "previous"], "model_version", ["model_id", "version"]),
+    _refers(["model_id", "candidate"], "model_version", ["model_id", "version"]),
+    sa.CheckConstraint("phase IN ('steady', 'shadow', 'canary')", name="phase"),
+    sa.CheckConstraint("basis_points BETWEEN 0 AND 10000", name="basis_points"),
+    sa.CheckConstraint("(phase = 'steady') = (candidate IS NULL)", name="candidate"),
+    sa.CheckConstraint("candidate IS NULL OR stable IS NULL OR candidate <> stable", name="arms"),
+)
+
+endpoint_event = sa.Table(
+    "endpoint_event",
+    metadata,
+    _key("tenant_id"),
+    _key("endpoint_id"),
+    _number("epoch"),
+    _text("row"),
+    _text("operation"),
+    _text("actor"),
+    _text("command_key"),
+    _int("at"),
+    _optional_text("reason"),
+    _optional_text("evidence"),
+    _refers(["endpoint_id"], "endpoint"),
+)
+
+rollout = sa.Table(
+    "rollout",
+    metadata,
+    _key("tenant_id"),
+    _key("rollout_id"),
+    _text("endpoint_id"),
+    _int("candidate"),
+    _optional_int("baseline"),
+    _text("plan_digest"),
+    _text("state"),
+    _int("created_at"),
+    _optional_int("closed_at"),
+    _optional_text("reason"),
+    _int("epoch"),
+    _refers(["endpoint_id"], "endpoint"),
+    sa.CheckConstraint("state IN ('open', 'promoted', 'aborted', 'expired')", name="state"),
+    sa.CheckConstraint("(state = 'open') = (closed_at IS NULL)", name="closed"),
+    sa.Index("uq_rollout_open", "tenant_id", "endpoint_id", unique=True, **_where("closed_at IS NULL")),
+)
+
+prediction = sa.Table(
+    "prediction",
+    metadata,
+    _key("tenant_id"),
+    _key("prediction_id"),
+    _text("endpoint_id"),
+    _int("endpoint_epoch"),
+    _int("model_version"),
+    _text("arm"),
+    _optional_int("feature_as_of"),
+    _text("feature_status"),
+    _text("feature_row_digest"),
+    _text("request_digest"),
+    _text("output"),
+    _text("status"),
+    _int("latency_us"),
+    _int("at"),
+    _text("detail_digest"),
+    _int("detail_row"),
+    _refers(["endpoint_id", "endpoint_epoch"], "endpoint_event", ["endpoint_id", "epoch"]),
+    sa.CheckConstraint("arm IN ('stable', 'candidate', 'shadow')", name="arm"),
+    sa.Index(None, "tenant_id", "endpoint_id", "at"),
 )
