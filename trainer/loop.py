@@ -1,0 +1,379 @@
+"""The training loop: it owns the step count, and everything else is a function of it.
+
+Rows, order, rates and random numbers of a step depend on the run spec and the step's number only, so that a run that
+goes on from a checkpoint takes the very steps of one that was never disturbed. After every step all ranks look whether
+one of them was asked to stop; after the last step of an epoch the validation rows are judged, the epoch is told, and
+the best step so far is saved.
+"""
+
+import hashlib
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.batches import Batch, BatchPlan
+from trainer.blobs import Json
+from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Sink
+from trainer.engines.base import Engine, State, StepResult
+from trainer.process_group import Group
+from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
+
+STEP_EVENT_EVERY_S = 2.0
+
+_VALID_BATCH = 4096
+
+
+class Rows(Protocol):
+    """Encoded rows; see `trainer.data.Split`."""
+
+    @property
+    def numeric(self) -> NDArray[np.float32]:
+        """[rows, N]."""
+        ...
+
+    @property
+    def categorical(self) -> NDArray[np.int64]:
+        """[rows, K]."""
+        ...
+
+    @property
+    def target(self) -> NDArray[np.float32]:
+        """[rows]."""
+        ...
+
+
+class LossNotFinite(ArithmeticError):
+    """The loss or the gradient became infinite or NaN; the message names the step."""
+
+
+class Preempted(Exception):  # noqa: N818 - no error: the run was asked to stop and has saved
+    """Training stopped because it was asked to; what it had done is saved as far as `saved` says."""
+
+    def __init__(self, step: int, reason: str, saved: str) -> None:
+        super().__init__(f"stopped after step {step} ({reason}), checkpoint {saved}")
+        self.step = step
+        self.reason = reason
+
+
+class ResumeRefused(ValueError):
+    """A checkpoint whose position means nothing in this run; the message names what differs."""
+
+
+class Stop(Protocol):
+    """Whether this rank was asked to stop."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop (sigterm, preempt, cancel); None while nobody asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; what a checkpoint holds beside the engine's state.
+
+    `samples` is the position in the data: real rows seen, `step` the steps taken. `loss_sum` is the sum over the real
+    rows of the present epoch. `waited` counts epochs without a better validation loss. `history` has one entry per
+    epoch, as the `epoch` events say.
+    """
+
+    step: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    best_step: int | None = None
+    best_epoch: int | None = None
+    best_loss: float | None = None
+    waited: int = 0
+    finished: bool = False
+    history: tuple[Mapping[str, Any], ...] = field(default=())
+
+    @property
+    def best(self) -> Best | None:
+        """The best step so far."""
+        if self.best_step is None or self.best_loss is None:
+            return None
+        return Best(self.best_step, self.best_loss)
+
+
+class Trainer:
+    """One rank's part of the training of one run.
+
+    Args:
+        spec: The run.
+        train: Rows to learn from.
+        valid: Rows that decide when to stop.
+        engine: The model, spread over `group`.
+        group: The ranks.
+        checkpoints: Where states are saved.
+        sink: Where events go; only rank 0 tells.
+        stop: Whether this rank was asked to stop.
+        step_event_every_s: Seconds between `step` events.
+
+    Raises:
+        SpecRefused: a split has no rows; the message says how many there are.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        train: Rows,
+        valid: Rows,
+        engine: Engine,
+        group: Group,
+        checkpoints: Checkpoints,
+        sink: Sink,
+        stop: Stop,
+        step_event_every_s: float = STEP_EVENT_EVERY_S,
+    ) -> None:
+        check_rows(spec, train, valid)
+        self._spec = spec
+        self._engine = engine
+        self._group = group
+        self._checkpoints = checkpoints
+        self._sink = sink
+        self._stop = stop
+        self._train, self._valid = _tensors(train), _tensors(valid)
+        self._plan = BatchPlan(
+            len(train.target), spec.batch.global_size, group.world_size, spec.batch.accumulation, spec.seed
+        )
+        self._total = self._plan.steps_per_epoch * spec.schedule.epochs
+        self._order = (-1, torch.empty(0, dtype=torch.int64))
+        self._saved_step = -1
+        self._every_s = step_event_every_s
+        self._told = (time.monotonic(), 0)
+        self.progress = Progress()
+
+    def resume(self, parts: list[State]) -> None:
+        """Go on from a checkpoint: its parts in rank order.
+
+        Raises:
+            ResumeRefused: its position is of other rows, another batch or another seed.
+            ParameterMismatch: its parameters are not those of the model.
+        """
+        saved = parts[0]
+        for name, now in self._meaning().items():
+            if saved["meaning"].get(name) != now:
+                raise ResumeRefused(f"{name} is {saved['meaning'].get(name)} in the checkpoint and {now} in this run")
+        self.progress = Progress(**{**saved["progress"], "history": tuple(saved["progress"]["history"])})
+        self._engine.load([part["engine"] for part in parts])
+        self._saved_step = self.progress.step
+        self._told = (time.monotonic(), self.progress.samples)
+
+    def run(self) -> Progress:
+        """Train to the end of the schedule, or until validation does not get better any more.
+
+        Raises:
+            Preempted: a rank was asked to stop; all ranks raise it after the same step.
+            LossNotFinite: names the step.
+            DiskFull: the best step, or the last one before a stop that was asked for, could not be saved.
+            PeerLost: another rank is gone.
+        """
+        self._engine.module.train()
+        while not self.progress.finished:
+            self._stop_when_asked()
+            result = self._step()
+            self._tell_step(result)
+            better = self._end_epoch() if self.progress.step % self._plan.steps_per_epoch == 0 else False
+            if better:
+                self._save("best", needed=True)
+            elif self.progress.finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
+                self._save("last")
+        return self.progress
+
+    def _step(self) -> StepResult:
+        step = self.progress.step
+        epoch, _ = self._plan.place(step)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._plan.order(epoch))
+        seed_everything(self._spec.seed, step, self._group.rank)
+        real_rows = self._plan.real_rows(step)
+        batches = [
+            _take(self._train, places, weight)
+            for places, weight in self._plan.micro_batches(self._order[1], step, self._group.rank)
+        ]
+        result = self._engine.step(batches, real_rows, rate_factor(step, self._total, self._spec.optimizer))
+        self._sink.beat()
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise LossNotFinite(
+                f"the loss is not finite at step {step + 1} (epoch {epoch + 1}): loss {result.loss}, "
+                f"gradient norm {result.grad_norm}"
+            )
+        self.progress = replace(
+            self.progress,
+            step=step + 1,
+            samples=self._plan.samples(step + 1),
+            loss_sum=self.progress.loss_sum + result.loss * real_rows,
+        )
+        return result
+
+    def _end_epoch(self) -> bool:
+        """Judge the validation rows, tell the epoch, decide whether to go on; whether this step is the best so far."""
+        loss, auc = self.validate()
+        before = self.progress
+        epoch = before.step // self._plan.steps_per_epoch
+        better = before.best_loss is None or loss < before.best_loss
+        entry = {
+            "epoch": epoch,
+            "train_loss": before.loss_sum / self._plan.rows,
+            "valid_loss": loss,
+            "valid_auc": auc,
+            "best": better,
+        }
+        waited = 0 if better else before.waited + 1
+        self.progress = replace(
+            before,
+            loss_sum=0.0,
+            best_step=before.step if better else before.best_step,
+            best_epoch=epoch if better else before.best_epoch,
+            best_loss=loss if better else before.best_loss,
+            waited=waited,
+            finished=epoch >= self._spec.schedule.epochs or waited >= self._spec.schedule.patience,
+            history=(*before.history, entry),
+        )
+        if self._group.rank == 0:
+            self._sink.emit("epoch", entry)
+        return better
+
+    def validate(self) -> tuple[float, float | None]:
+        """Mean loss and AUC over the validation rows, the same bits on every rank; AUC is None with one class only.
+
+        Every rank computes the logits of its part; the sums go over the logits in row order.
+
+        Raises:
+            LossNotFinite: names the step.
+        """
+        numeric, _, target = self._valid
+        share = -(-len(numeric) // self._group.world_size)
+        places = torch.arange(self._group.rank * share, (self._group.rank + 1) * share) % len(numeric)
+        module = self._engine.module
+        module.eval()
+        with torch.inference_mode():
+            parts: list[Tensor] = []
+            for chunk in places.split(_VALID_BATCH):
+                batch = _take(self._valid, chunk, None)
+                parts.append(module(batch.numeric, batch.categorical))
+                self._sink.beat()
+        module.train()
+        logits = self._group.gather(torch.cat(parts))[: len(numeric)].double()
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
+        loss = losses.mean().item()
+        if not math.isfinite(loss):
+            raise LossNotFinite(f"the validation loss is not finite after step {self.progress.step}: {loss}")
+        return loss, auc(logits.numpy(), target.numpy())
+
+    def _stop_when_asked(self) -> None:
+        step = self.progress.step
+        found = self._group.stop_step(step, self._stop.reason)
+        if found is None or step < found[0]:
+            return
+        saved = "was there already"
+        if self._saved_step != step:
+            saved = self._save("last", needed=True, deadline_s=self._spec.restart.grace_s)
+        raise Preempted(step, found[1], saved)
+
+    def _save(self, kind: Kind, *, needed: bool = False, deadline_s: float | None = None) -> str:
+        """Save on all ranks; what became of it.
+
+        A full disk ends the training when the best step would be lost, or a save that is `needed`; else it goes on.
+        """
+        self._phase("save", self._spec.restart.group_timeout_s)
+        part = {"engine": self._engine.state(), "progress": self._progress_tree(), "meaning": self._meaning()}
+        saved = self._checkpoints.save(self.progress.step, part, kind, self.progress.best, deadline_s=deadline_s)
+        self._phase("train", None)
+        if saved.outcome == "published":
+            self._saved_step = self.progress.step
+        elif saved.outcome == "disk full":
+            if needed:
+                raise DiskFull(saved.detail)
+            if self._group.rank == 0:
+                message = f"{saved.detail}; training goes on without a checkpoint of step {self.progress.step}"
+                self._sink.emit("error", {"rank": 0, "kind": "DiskFull", "message": message, "stack": ""})
+        return saved.outcome
+
+    def _progress_tree(self) -> State:
+        return {**asdict(self.progress), "history": [dict(entry) for entry in self.progress.history]}
+
+    def _meaning(self) -> State:
+        """What a position depends on."""
+        return {"rows": self._plan.rows, "global_size": self._plan.global_size, "seed": self._plan.seed}
+
+    def _phase(self, name: str, may_take_s: float | None) -> None:
+        self._sink.emit("phase", {"name": name, "may_take_s": may_take_s})
+
+    def _tell_step(self, result: StepResult) -> None:
+        now, (then, samples) = time.monotonic(), self._told
+        if self._group.rank != 0 or now - then < self._every_s:
+            return
+        progress = self.progress
+        self._told = (now, progress.samples)
+        self._sink.emit(
+            "step",
+            {
+                "step": progress.step,
+                "epoch": self._plan.place(progress.step - 1)[0] + 1,
+                "samples": progress.samples,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "rows_per_s": (progress.samples - samples) / max(now - then, 1e-9),
+            },
+        )
+
+
+def check_rows(spec: RunSpec, train: Rows, valid: Rows) -> None:
+    """Refuse splits without rows, before anything is trained.
+
+    Raises:
+        SpecRefused: says how many rows there are, and the batch.
+    """
+    for name, rows in (("train", train), ("valid", valid)):
+        if len(rows.target) == 0:
+            raise SpecRefused(
+                f"data.{name}",
+                f"0 rows (train {len(train.target)}, valid {len(valid.target)}, batch {spec.batch.global_size} on "
+                f"{spec.layout.world_size} ranks); at least 1 row is needed",
+            )
+
+
+def rate_factor(step: int, total: int, spec: OptimizerSpec) -> float:
+    """What the base rates are multiplied by in `step` (from 0) of `total`: linear warm-up, then half a cosine to 0."""
+    warm = math.ceil(spec.warmup_share * total)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(total - warm, 1)))
+
+
+def seed_everything(seed: int, step: int, rank: int) -> None:
+    """Set python's, numpy's and torch's random state from (seed, step, rank): a checkpoint need not hold any."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    random.seed(digest[:8])
+    np.random.seed(int.from_bytes(digest[8:12], "little"))
+    torch.manual_seed(int.from_bytes(digest[16:24], "little"))
+
+
+def auc(scores: NDArray[np.float64], target: NDArray[np.float32]) -> float | None:
+    """Area under the ROC curve by rank sums, ties counted half; None when `target` has one class only."""
+    positives = int(target.sum())
+    negatives = len(target) - positives
+    if positives == 0 or negatives == 0:
+        return None
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    rank_sum = float(mean_rank[inverse][target == 1].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical), torch.from_numpy(rows.target)
+
+
+def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> Batch:
+    numeric, categorical, target = rows
+    return Batch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)

@@ -1,0 +1,233 @@
+"""What one rank does, from its data to its artifacts, once torch is imported; `trainer.worker` runs it.
+
+Phases: data, group, train (and save), then all ranks leave the group and rank 0 alone goes on: baseline, export, done.
+The artifacts are made from the weights of the best checkpoint, read back from the disk.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo  # the first optimizer step would load it, and look slow
+from torch import nn
+
+from trainer.artifact import write_network
+from trainer.baselines import fit_logistic
+from trainer.blobs import Json, Manifest
+from trainer.checkpoint import Checkpoints, DiskFull, Sink, StaleAttempt, StorageFailed
+from trainer.data import Dataset, DataRefused, load_data
+from trainer.encoders import EncodingRefused, InputEncoding
+from trainer.engines import make_engine
+from trainer.engines.base import ParameterGroups
+from trainer.loop import LossNotFinite, Preempted, Progress, Stop, Trainer, check_rows, seed_everything
+from trainer.models.factory import CodeRefused, build_model, parameter_groups
+from trainer.process_group import Identity, PeerLost, join
+from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused
+
+_REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused)
+_INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull)
+_AGREED = (Preempted, DiskFull, StaleAttempt, StorageFailed, LossNotFinite)
+"""What all ranks raise after the same step: they can leave the group in order."""
+
+_START_STEP = -1
+
+
+class WriteNetwork(Protocol):
+    """See `trainer.artifact.write_network`."""
+
+    def __call__(
+        self,
+        state: Mapping[str, torch.Tensor],
+        spec: RunSpec,
+        dataset: Dataset,
+        metrics: Mapping[str, Json],
+        folder: Path,
+        *,
+        run_id: str,
+        code_root: Path,
+    ) -> Manifest: ...
+
+
+class FitLogistic(Protocol):
+    """See `trainer.baselines.fit_logistic`."""
+
+    def __call__(
+        self, spec: RunSpec, dataset: Dataset, folder: Path, heartbeat: Callable[[], None], *, run_id: str
+    ) -> Manifest: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a rank is made of beside the loop: data, model, artifacts."""
+
+    load_data: Callable[[RunSpec, Path, Callable[[], None]], Dataset] = load_data
+    build_model: Callable[[RunSpec, InputEncoding, Path], nn.Module] = build_model
+    parameter_groups: Callable[[RunSpec, nn.Module, Path], ParameterGroups] = parameter_groups
+    write_network: WriteNetwork = write_network
+    fit_logistic: FitLogistic = fit_logistic
+
+
+class Rank:
+    """One rank of an attempt; `environ` follows torchrun's contract.
+
+    Args:
+        environ: The rank's environment.
+        attempt: The attempt.
+        spec: The run.
+        sink: Where events and heartbeats go.
+        stop: Whether this rank was asked to stop.
+        parts: What it is made of.
+        step_event_every_s: Seconds between `step` events; None for the loop's own.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        attempt: AttemptSpec,
+        spec: RunSpec,
+        sink: Sink,
+        stop: Stop,
+        parts: Parts | None = None,
+        step_event_every_s: float | None = None,
+    ) -> None:
+        self._environ = environ
+        self._attempt = attempt
+        self._spec = spec
+        self._sink = sink
+        self._stop = stop
+        self._parts = parts or Parts()
+        self._timing: dict[str, float] = {} if step_event_every_s is None else {"step_event_every_s": step_event_every_s}
+        self._run_dir = Path(attempt.run_dir)
+        self._code_root = Path(attempt.code_root)
+
+    def run(self) -> None:
+        """Do the rank's whole work.
+
+        Raises:
+            Preempted: it was asked to stop, and has saved what there was to save.
+            Exception: any error; `exit_code` says what it means.
+        """
+        self._check_world()
+        _configure_torch(self._spec)
+        self._phase("data", None)
+        dataset = self._parts.load_data(self._spec, Path(self._attempt.store_root), self._keep)
+        check_rows(self._spec, dataset.train, dataset.valid)
+        progress, checkpoints = self._train(dataset)
+        if int(self._environ["RANK"]) == 0:
+            self._finish(dataset, progress, checkpoints)
+
+    def _train(self, dataset: Dataset) -> tuple[Progress, Checkpoints]:
+        timeout_s = self._spec.restart.group_timeout_s
+        self._phase("group", 2 * timeout_s)
+        identity = Identity(self._attempt.run_id, self._attempt.attempt, self._attempt.token, self._spec.digest)
+        group = join(self._environ, identity, timeout_s=timeout_s, keep=self._keep)
+        self._phase("train", None)
+        # Every rank begins with the same weights, whatever its number.
+        seed_everything(self._spec.seed, _START_STEP, 0)
+        model = self._parts.build_model(self._spec, dataset.inputs, self._code_root)
+        declared = self._parts.parameter_groups(self._spec, model, self._code_root)
+        engine = make_engine(self._spec, model, declared, group)
+        facts: dict[str, Json] = {"run_id": self._attempt.run_id, "spec_digest": self._spec.digest}
+        checkpoints = Checkpoints(self._run_dir, self._attempt.attempt, group, self._sink, facts)
+        trainer = Trainer(
+            self._spec,
+            dataset.train,
+            dataset.valid,
+            engine,
+            group,
+            checkpoints,
+            self._sink,
+            self._stop,
+            **self._timing,
+        )
+        try:
+            saved = checkpoints.newest()
+            if saved is not None:
+                trainer.resume(saved)
+            progress = trainer.run()
+        except _AGREED:
+            group.leave()
+            raise
+        group.leave()
+        return progress, checkpoints
+
+    def _finish(self, dataset: Dataset, progress: Progress, checkpoints: Checkpoints) -> None:
+        """Rank 0 alone: fit the baseline, export both artifacts from the best step, and tell."""
+        best_step = progress.best_step
+        assert best_step is not None, "training ends after an epoch, and every epoch is judged"
+        run_id, folder = self._attempt.run_id, self._artifacts()
+        self._phase("baseline", None)
+        self._keep()
+        logistic = self._parts.fit_logistic(self._spec, dataset, folder / "logistic", self._keep, run_id=run_id)
+        self._phase("export", None)
+        self._keep()
+        metrics = final_metrics(progress, dataset.counts)
+        network = self._parts.write_network(
+            checkpoints.weights(best_step),
+            self._spec,
+            dataset,
+            metrics,
+            folder / "network",
+            run_id=run_id,
+            code_root=self._code_root,
+        )
+        checkpoints.check_fence()
+        self._sink.emit("metrics", metrics)
+        for name, manifest in (("network", network), ("logistic", logistic)):
+            path = str((folder / name).relative_to(self._run_dir))
+            self._sink.emit("artifact", {"name": name, "manifest": manifest.digest, "path": path})
+        self._phase("done", None)
+
+    def _check_world(self) -> None:
+        given, own = int(self._environ["WORLD_SIZE"]), self._spec.layout.world_size
+        if not given == own == self._attempt.world_size:
+            raise SpecRefused(
+                "layout.nodes",
+                f"the run spec has {own} ranks, the attempt {self._attempt.world_size}, and {given} were started",
+            )
+
+    def _artifacts(self) -> Path:
+        return self._run_dir / "attempts" / str(self._attempt.attempt) / "artifact"
+
+    def _keep(self) -> None:
+        """Called by what takes long outside of the loop: one more sign of life, and the place to stop when asked."""
+        self._sink.beat()
+        if self._stop.reason is not None:
+            raise Preempted(0, self._stop.reason, "not needed outside of the training loop")
+
+    def _phase(self, name: str, may_take_s: float | None) -> None:
+        self._sink.emit("phase", {"name": name, "may_take_s": may_take_s})
+
+
+def final_metrics(progress: Progress, counts: Mapping[str, int]) -> dict[str, Json]:
+    """What a finished run is told by: losses and AUC of the best epoch, and how far training went. Holds no times."""
+    best: Mapping[str, Any] = progress.history[(progress.best_epoch or 1) - 1]
+    return {
+        "train_loss": best["train_loss"],
+        "valid_loss": best["valid_loss"],
+        "valid_auc": best["valid_auc"],
+        "best_epoch": progress.best_epoch,
+        "best_step": progress.best_step,
+        "epochs": len(progress.history),
+        "steps": progress.step,
+        "samples": progress.samples,
+        **{f"rows_{name}": count for name, count in counts.items()},
+    }
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """What the end by `error` means to whoever started the rank."""
+    if isinstance(error, Preempted):
+        return ExitCode.PREEMPTED
+    if isinstance(error, _REFUSED):
+        return ExitCode.REFUSED_SPEC
+    if isinstance(error, _INFRASTRUCTURE):
+        return ExitCode.LOST_PEER
+    return ExitCode.USER_CODE
+
+
+def _configure_torch(spec: RunSpec) -> None:
+    torch.set_num_threads(spec.threads)
+    torch.use_deterministic_algorithms(spec.determinism == "deterministic")
