@@ -1,6 +1,7 @@
-"""Scores rows with a registered artifact in a process of the trainer, which is where torch lives.
+"""Scores rows with a registered version in a process of the trainer, which is where torch lives.
 
-The artifact is copied out of the store by digest into a private folder first: what is verified is what is loaded.
+The artifact, and the code tree of the run that made it, are copied out of the store by digest into a private folder
+first: what is verified is what is loaded, and an old version is run by its own code.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from numpy.typing import NDArray
 
 from headway.artifacts.manifest import read_manifest
 from headway.artifacts.store import LocalStore
+from headway.catalog.registry_facts import ModelVersion
 from headway.errors import HeadwayError
-from headway.training.identity import CODE_ROOT
+from headway.services import Services
+from headway.training.stage import stage_code
+from trainer.spec import parse_run
 
 # A first import of torch takes seconds on a busy machine; a month of rows takes a minute on one core.
 DEADLINE_SECONDS = 1_800.0
@@ -35,30 +39,33 @@ class ScoringFailed(HeadwayError):
     """The trainer's process ended badly, or its answer is not one finite probability per row."""
 
 
-def score_rows(
-    store: LocalStore, manifest_digest: str, contract: Mapping[str, object], values: pa.Table, python: str = ""
-) -> NDArray[np.float64]:
+def score_rows(services: Services, version: ModelVersion, values: pa.Table, python: str = "") -> NDArray[np.float64]:
     """The probability of each row of a values table, float64 of shape (rows,).
 
     Args:
-        store: holds the artifact's blobs.
-        manifest_digest: names the artifact.
-        contract: the registered contract, whose inputs are taken out of `values` by name.
-        values: feature values, one row per request; further columns are kept out.
+        services: the store holds the artifact and the code; the catalog names them.
+        version: the registered version, whose contract names the inputs.
+        values: feature values, one row per request; columns that are no inputs are kept out.
         python: interpreter of the trainer; empty: this one.
 
     Raises:
         ContractNotMet: an input of the contract is not there, or of another type.
-        BlobMissing, BlobCorrupt, InvalidManifest: the store does not hold what the registry says.
+        BlobMissing, BlobCorrupt, InvalidManifest, StagedCodeDiffers: the store does not hold what the registry says.
         ScoringFailed: names the exit status and the process's last words.
     """
-    inputs = model_inputs(contract, values)
+    inputs = model_inputs(version.contract, values)
     with tempfile.TemporaryDirectory(prefix="headway-score-") as private:
         folder = Path(private)
-        copy_artifact(store, manifest_digest, folder / "artifact")
+        copy_artifact(services.store, version.manifest_digest, folder / "artifact")
+        stage_code(services.store, _code_manifest(services, version), folder / "code")
         pq.write_table(inputs, folder / "in.parquet")
         _run(folder, python or sys.executable)
         return _scores(folder / "out.parquet", inputs.num_rows)
+
+
+def _code_manifest(services: Services, version: ModelVersion) -> str:
+    run = services.catalog.run(services.principal, version.run_id)
+    return parse_run(services.store.get_bytes(run.facts.spec_digest)).model.code_manifest
 
 
 def model_inputs(contract: Mapping[str, object], values: pa.Table) -> pa.Table:
@@ -76,7 +83,7 @@ def model_inputs(contract: Mapping[str, object], values: pa.Table) -> pa.Table:
             raise ContractNotMet(
                 f"the model takes {name!r} as {kind}, the features hold {found}", "train a version on these features"
             )
-        if declared.get("required") and column.null_count:
+        if not declared.get("nullable", True) and column.null_count:
             row = column.is_null().to_pylist().index(True) + 1
             raise ContractNotMet(f"row {row}: the model requires {name!r}, and it is null", "give it in the request")
         columns[name] = column.cast(found)
@@ -102,7 +109,7 @@ def _run(folder: Path, python: str) -> None:
     command += ["--input", str(folder / "in.parquet"), "--output", str(folder / "out.parquet")]
     try:
         done = subprocess.run(
-            command, cwd=CODE_ROOT, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+            command, cwd=folder / "code", capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ScoringFailed(

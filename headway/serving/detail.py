@@ -1,0 +1,172 @@
+"""What is kept beside recorded predictions: requests, feature values, and the digest of every raw row within reach.
+
+One document per batch, a manifest in the store: `inputs.json` (the pinned dataset versions of each group of rows, and
+the digests of contract, code and model), `requests.parquet` (with the group of each row), `values.parquet`, and per
+dataset version the 32-byte digests of its rows in stored order. The content digest names a version as a whole; the row
+digests say which row was altered when it no longer holds.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headway.artifacts.manifest import Manifest, manifest_entry, put_manifest, read_manifest
+from headway.artifacts.store import Blob
+from headway.catalog import DatasetVersion
+from headway.datasets.digest import digest_of_rows, row_digests
+from headway.datasets.rows import stored_rows
+from headway.errors import HeadwayError
+from headway.features.assemble import parquet_bytes
+from headway.features.inputs import PinnedInputs
+from headway.services import Services
+from headway.serving.features import ComputedRequests
+from trainer.blobs import Json, canonical_json
+
+FORMAT = "headway.prediction/1"
+GROUP = "__group"
+DIGEST_BYTES = 32
+
+
+class InputAltered(HeadwayError):
+    """The stored rows of a dataset version are not those that its content digest names."""
+
+
+@dataclass(frozen=True)
+class PinnedRows:
+    """A dataset version as a prediction read it; `row_digests` names the stored digests of its rows."""
+
+    dataset: str
+    version: int
+    content_digest: str
+    evidence_digest: str
+    quarantine_digest: str | None
+    row_digests: str
+
+    @property
+    def source(self) -> str:
+        """The source's name."""
+        return self.dataset.partition("/")[2]
+
+
+@dataclass(frozen=True)
+class DetailGroup:
+    """The rows of one label partition: what was read, what was left out, and what did not exist."""
+
+    partition: str
+    inputs: tuple[PinnedRows, ...]
+    skipped: Mapping[str, tuple[str, ...]]
+    absent: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A stored document, read back. `requests` has a last column with the index of each row's group."""
+
+    facts: Mapping[str, Any]
+    groups: tuple[DetailGroup, ...]
+    requests: pa.Table
+    values: pa.Table
+
+    def group_rows(self, group: int) -> list[int]:
+        """Positions of the rows of a group, in the order in which they were computed."""
+        return [i for i, g in enumerate(self.requests.column(GROUP).to_pylist()) if g == group]
+
+
+def put_detail(
+    services: Services, computed: ComputedRequests, facts: Mapping[str, Json]
+) -> tuple[str, tuple[Blob, ...]]:
+    """Store the document of a batch; the digest that names it, and all of its blobs.
+
+    Raises:
+        InputAltered: a dataset version that was read is not what its content digest says.
+    """
+    digests: dict[tuple[str, int], Blob] = {}
+    groups: list[Json] = []
+    for group in computed.groups:
+        for versions in group.inputs.released.values():
+            for pinned in versions:
+                key = (pinned.version.dataset, pinned.version.version)
+                if key not in digests:
+                    digests[key] = services.store.put_bytes(b"".join(verified_row_digests(services, pinned.version)))
+        groups.append(_group_document(group.partition, group.inputs, digests))
+    requests = computed.requests.append_column(GROUP, pa.array(computed.group_of()))
+    inputs = canonical_json({"format": FORMAT, **facts, "groups": groups})
+    named = {
+        "inputs.json": services.store.put_bytes(inputs, "application/json"),
+        "requests.parquet": services.store.put_bytes(parquet_bytes(requests), "application/vnd.apache.parquet"),
+        "values.parquet": services.store.put_bytes(parquet_bytes(computed.values), "application/vnd.apache.parquet"),
+    }
+    named |= {f"row_digests/{dataset}/{version}": blob for (dataset, version), blob in digests.items()}
+    entries = tuple(manifest_entry(name, blob) for name, blob in named.items())
+    manifest = put_manifest(services.store, Manifest(entries, {"kind": "prediction_detail"}))
+    return manifest.digest, (*dict.fromkeys(named.values()), manifest)
+
+
+def read_detail(services: Services, digest: str) -> Detail:
+    """Read a document back; every byte is verified. Raises the store's errors."""
+    manifest = read_manifest(services.store, digest)
+    parts = {n: services.store.get_bytes(manifest.entry(n).sha256) for n in _PARTS}
+    facts = cast("dict[str, Any]", json.loads(parts["inputs.json"]))
+    groups = tuple(
+        DetailGroup(
+            partition=g["partition"],
+            inputs=tuple(PinnedRows(**i) for i in g["inputs"]),
+            skipped={s: tuple(p) for s, p in g["skipped"].items()},
+            absent={s: tuple(p) for s, p in g["absent"].items()},
+        )
+        for g in facts.pop("groups")
+    )
+    tables = [pq.read_table(io.BytesIO(parts[n])) for n in ("requests.parquet", "values.parquet")]
+    return Detail(facts, groups, tables[0], tables[1])
+
+
+_PARTS = ("inputs.json", "requests.parquet", "values.parquet")
+
+
+def verified_row_digests(services: Services, version: DatasetVersion) -> list[bytes]:
+    """The digest of each stored row of a version, in stored order, that together give its content digest.
+
+    Raises:
+        InputAltered: they do not.
+    """
+    digests = row_digests(stored_rows(services, version))
+    found = digest_of_rows(digests, version.facts.schema_hash)
+    if found != version.content_digest:
+        raise InputAltered(
+            f"{version.dataset} version {version.version} ({version.partition}) holds rows with content digest "
+            f"{found}, the catalog says {version.content_digest}",
+            "restore its blobs from a copy; nothing is answered from altered rows",
+        )
+    return digests
+
+
+def split_digests(data: bytes) -> list[bytes]:
+    """The row digests of a stored run of them."""
+    return [data[i : i + DIGEST_BYTES] for i in range(0, len(data), DIGEST_BYTES)]
+
+
+def _group_document(partition: str, inputs: PinnedInputs, digests: Mapping[tuple[str, int], Blob]) -> Json:
+    pinned: Sequence[Json] = [
+        {
+            "dataset": i.dataset,
+            "version": i.version,
+            "content_digest": i.content_digest,
+            "evidence_digest": i.evidence_digest,
+            "quarantine_digest": i.quarantine_digest,
+            "row_digests": digests[(i.dataset, i.version)].digest,
+        }
+        for i in inputs.references()
+    ]
+    return {
+        "partition": partition,
+        "inputs": pinned,
+        "skipped": {s: list(p) for s, p in inputs.skipped.items()},
+        "absent": {s: list(p) for s, p in inputs.absent.items()},
+    }

@@ -1,0 +1,404 @@
+"""Why a prediction came out: from the answer to the version, its gates, its run, its data; and the raw rows behind it.
+
+Everything that the prediction rests on is read again and compared with what was recorded then: the bytes of every blob,
+the content digest of every dataset version within reach, the digest of every raw row, and the features recomputed from
+them. What does not hold is a problem that names the dataset version and the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headway.artifacts.errors import StoreError
+from headway.artifacts.manifest import InvalidManifest, read_manifest
+from headway.catalog import FeatureSnapshot
+from headway.catalog.registry_facts import EndpointEvent, GateResult, ModelVersion, Prediction
+from headway.catalog.run_facts import TrainingRun
+from headway.datasets.digest import row_digests
+from headway.datasets.schema import arrow_schema
+from headway.declaration import PipelineSpec
+from headway.errors import HeadwayError
+from headway.features.assemble import companions
+from headway.features.clocks import clock_of
+from headway.features.contract import code_digest, contract_digest
+from headway.features.inputs import PinnedInputs, PinnedVersion
+from headway.features.plan import FeaturePlan, compile_plan
+from headway.features.snapshot import SnapshotBuilder
+from headway.loading import Pipeline
+from headway.services import Services
+from headway.serving.detail import GROUP, Detail, DetailGroup, PinnedRows, read_detail
+from headway.serving.features import without_outcome
+from headway.serving.predict import FeaturesDiffer
+from headway.serving.rawrows import Selection, select_rows
+from headway.serving.reread import Problem, ReadVersion, Walk, identity_of, read_inputs
+
+ROWS_SHOWN = 20
+
+
+class UnclearPrediction(HeadwayError):
+    """A text with which no prediction's id begins, or more than one."""
+
+
+class UnknownFeature(HeadwayError):
+    """A name that is no feature of the pipeline."""
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """A raw row: its source, dataset version and identity, its digest, and its two times (microseconds UTC)."""
+
+    dataset: str
+    version: int
+    partition: str
+    identity: Mapping[str, str]
+    digest: str
+    event_time: int
+    available_time: int
+
+
+@dataclass(frozen=True)
+class FeatureOrigin:
+    """One feature of the prediction: its value, what it says about itself, and the rows that made it.
+
+    `rows` holds the first ones, `count` how many there are, `digest` the sha256 over the ascending digests of all.
+    A derived feature has none of its own: `inputs` names what it was derived from.
+    """
+
+    feature: str
+    kind: str
+    value: Any
+    event_time: int | None
+    reason: str
+    inputs: tuple[str, ...]
+    rows: tuple[RawRow, ...]
+    count: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The whole chain of one prediction. `problems` is empty when everything is as it was recorded.
+
+    `inputs` are the dataset versions that the prediction's own features were computed from; `snapshots` those that the
+    version was trained on.
+    """
+
+    prediction: Prediction
+    request: Mapping[str, Any]
+    event: EndpointEvent | None
+    version: ModelVersion
+    gates: tuple[GateResult, ...]
+    run: TrainingRun
+    snapshots: tuple[FeatureSnapshot, ...]
+    inputs: tuple[PinnedRows, ...]
+    skipped: Mapping[str, tuple[str, ...]]
+    absent: Mapping[str, tuple[str, ...]]
+    features: tuple[FeatureOrigin, ...]
+    rows_checked: int
+    problems: tuple[Problem, ...]
+
+
+def find_prediction(services: Services, reference: str) -> Prediction:
+    """The one prediction whose id begins with a text.
+
+    Raises:
+        UnclearPrediction: there is none, or more than one.
+    """
+    found = services.catalog.prediction_ids(services.principal, reference)
+    if len(found) != 1:
+        what = f"the ids of {len(found)} predictions begin with" if found else "no prediction's id begins with"
+        raise UnclearPrediction(f"{what} {reference!r}", "give the whole id, as `headway predict` printed it")
+    return services.catalog.prediction(services.principal, found[0])
+
+
+def explain(
+    services: Services, pipeline: Pipeline, prediction_id: str, feature: str | None = None, shown: int = ROWS_SHOWN
+) -> Explanation:
+    """Walk from a prediction to the raw rows of its features, reading everything again.
+
+    Args:
+        services: catalog, store and principal.
+        pipeline: the tree's declaration and functions.
+        prediction_id: a prediction's id, or its first characters.
+        feature: only this one's rows; None: all.
+        shown: raw rows listed per feature; all are counted and digested.
+
+    Raises:
+        UnclearPrediction: no or several predictions.
+        FeaturesDiffer: the tree's features are not those that made the prediction.
+        UnknownFeature: `feature` is none of the pipeline's.
+    """
+    walk = Walk(services, pipeline)
+    prediction = find_prediction(services, prediction_id)
+    if feature is not None and feature not in pipeline.spec.feature_names():
+        raise UnknownFeature(
+            f"{pipeline.name} has no feature {feature!r}", f"features are {', '.join(pipeline.spec.feature_names())}"
+        )
+    catalog, principal = services.catalog, services.principal
+    version = catalog.model_version(principal, prediction.model_id, prediction.model_version)
+    run = catalog.run(principal, version.run_id)
+    event = _event(walk, prediction)
+    _check_artifact(walk, version, run)
+    detail = _detail(walk, prediction, version)
+    group, index = _group_of(detail, prediction)
+    reads = read_inputs(walk, group)
+    origins: tuple[FeatureOrigin, ...] = ()
+    if detail is not None and group is not None and reads is not None:
+        origins = tuple(_origins(walk, prediction, detail, group, index, reads, feature, shown))
+    return Explanation(
+        prediction=prediction,
+        request=_request(detail, prediction),
+        event=event,
+        version=version,
+        gates=_gates(walk, version),
+        run=run,
+        snapshots=_snapshots(walk, run),
+        inputs=() if group is None else group.inputs,
+        skipped={} if group is None else group.skipped,
+        absent={} if group is None else group.absent,
+        features=origins,
+        rows_checked=sum(len(r.digests) for r in reads or ()),
+        problems=tuple(walk.problems),
+    )
+
+
+def _event(walk: Walk, prediction: Prediction) -> EndpointEvent | None:
+    """The move of the endpoint that put the version in force."""
+    events = walk.services.catalog.endpoint_events(walk.services.principal, prediction.endpoint_id)
+    found = next((e for e in events if e.epoch == prediction.endpoint_epoch), None)
+    place = f"endpoint {prediction.endpoint_id} epoch {prediction.endpoint_epoch}"
+    if found is None:
+        walk.report(place, "there is no such event")
+    elif prediction.arm == "stable" and found.row.stable != prediction.model_version:
+        walk.report(place, f"served version {found.row.stable}, the prediction says {prediction.model_version}")
+    return found
+
+
+def _gates(walk: Walk, version: ModelVersion) -> tuple[GateResult, ...]:
+    """The newest result of every gate."""
+    services = walk.services
+    newest: dict[str, GateResult] = {}
+    for result in services.catalog.gate_results(services.principal, version.model_id, version.version):
+        if result.gate not in newest or newest[result.gate].attempt < result.attempt:
+            newest[result.gate] = result
+    attested = services.catalog.attestations(services.principal, version.manifest_digest)
+    envelopes = {a.statement_digest: a.envelope_digest for a in attested}
+    for gate, result in newest.items():
+        place = f"gate {gate} of {version.model_id}@{version.version}"
+        if result.artifact_digest != version.manifest_digest:
+            walk.report(place, f"judged artifact {result.artifact_digest}, not {version.manifest_digest}")
+        if result.statement_digest not in envelopes:
+            walk.report(place, f"its statement {result.statement_digest} is not among the artifact's attestations")
+        else:
+            _check_blob(walk, place, envelopes[result.statement_digest])
+    return tuple(newest.values())
+
+
+def _check_artifact(walk: Walk, version: ModelVersion, run: TrainingRun) -> None:
+    place = f"{version.model_id}@{version.version}"
+    artifacts = {} if run.result is None else run.result.artifacts
+    if version.manifest_digest not in artifacts.values():
+        walk.report(place, f"run {run.run_id} has no artifact {version.manifest_digest}")
+    try:
+        entries = read_manifest(walk.services.store, version.manifest_digest).entries
+    except (StoreError, InvalidManifest) as error:
+        walk.report(f"artifact of {place}", str(error))
+        return
+    for entry in entries:
+        _check_blob(walk, f"artifact of {place}, {entry.name}", entry.sha256)
+
+
+def _check_blob(walk: Walk, place: str, digest: str) -> None:
+    try:
+        with walk.services.store.open(digest):
+            pass
+    except StoreError as error:
+        walk.report(place, str(error))
+
+
+def _snapshots(walk: Walk, run: TrainingRun) -> tuple[FeatureSnapshot, ...]:
+    """The snapshots that the version was trained on; every dataset version below them is looked up."""
+    services = walk.services
+    snapshots = tuple(services.catalog.snapshot(services.principal, i) for i in run.facts.inputs)
+    pinned = {(i.dataset, i.version, i.content_digest) for s in snapshots for i in s.inputs}
+    for dataset, version, content in run.facts.datasets:
+        if (dataset, version, content) not in pinned:
+            walk.report(f"{dataset} version {version}", f"run {run.run_id} pins it, and none of its snapshots does")
+        found = services.catalog.version(services.principal, dataset, version).content_digest
+        if found != content:
+            walk.report(
+                f"{dataset} version {version}", f"run {run.run_id} pinned content {content}, the catalog says {found}"
+            )
+    return snapshots
+
+
+def _detail(walk: Walk, prediction: Prediction, version: ModelVersion) -> Detail | None:
+    """The prediction's document. Raises `FeaturesDiffer` when this tree computes other features."""
+    place = f"document of prediction {prediction.prediction_id}"
+    try:
+        detail = read_detail(walk.services, prediction.detail_digest)
+    except (StoreError, InvalidManifest) as error:
+        walk.report(place, str(error))
+        return None
+    here = {"contract_digest": contract_digest(walk.pipeline), "code_digest": code_digest(walk.pipeline)}
+    for what, digest in here.items():
+        if detail.facts[what] != digest:
+            raise FeaturesDiffer(
+                f"the prediction was computed with feature {what} {detail.facts[what]}, this tree has {digest}",
+                f"check out the tree of feature set version {detail.facts['feature_set_version']}",
+            )
+    if detail.facts["artifact_digest"] != version.manifest_digest:
+        walk.report(place, f"names artifact {detail.facts['artifact_digest']}, not {version.manifest_digest}")
+    asked = row_digests(detail.requests.drop_columns([GROUP]).slice(prediction.row, 1))
+    if [f"sha256:{d.hex()}" for d in asked] != [prediction.request_digest]:
+        walk.report(f"{place}, row {prediction.row + 1}", "the request is not the recorded one")
+    kept = row_digests(detail.values.slice(prediction.row, 1))
+    if [f"sha256:{d.hex()}" for d in kept] != [prediction.feature_row_digest]:
+        walk.report(f"{place}, row {prediction.row + 1}", "the feature values are not the recorded ones")
+    return detail
+
+
+def _group_of(detail: Detail | None, prediction: Prediction) -> tuple[DetailGroup | None, int]:
+    """The prediction's group, and the position of its row among the group's rows."""
+    if detail is None:
+        return None, 0
+    number = detail.requests.column(GROUP).to_pylist()[prediction.row]
+    return detail.groups[number], detail.group_rows(number).index(prediction.row)
+
+
+def _request(detail: Detail | None, prediction: Prediction) -> dict[str, Any]:
+    if detail is None:
+        return {}
+    row = detail.requests.slice(prediction.row, 1).to_pylist()[0]
+    return {name: value for name, value in row.items() if name != GROUP}
+
+
+def _origins(
+    walk: Walk,
+    prediction: Prediction,
+    detail: Detail,
+    group: DetailGroup,
+    index: int,
+    reads: list[ReadVersion],
+    only: str | None,
+    shown: int,
+) -> Iterator[FeatureOrigin]:
+    """Recompute the prediction's group from what was read again, compare, and list the rows of each feature."""
+    spec = walk.pipeline.spec
+    released: dict[str, list[PinnedVersion]] = {s: [] for s in _sources_of(spec)}
+    for read in reads:
+        released.setdefault(read.pinned.source, []).append(PinnedVersion(read.version, read.pinned.quarantine_digest))
+    inputs = PinnedInputs({s: tuple(v) for s, v in released.items()}, dict(group.skipped), dict(group.absent))
+    number = detail.groups.index(group)
+    rows = detail.values.take(pa.array(detail.group_rows(number)))
+    labels = without_outcome(spec, rows.select(list(spec.label_inputs())))
+    plan = compile_plan(walk.pipeline)
+    computed = SnapshotBuilder(walk.services, walk.pipeline, plan).compute(labels, inputs)
+    again = computed.table.slice(index, 1)
+    if [f"sha256:{d.hex()}" for d in row_digests(again)] != [prediction.feature_row_digest]:
+        _report_features(walk, prediction, again, detail.values.slice(prediction.row, 1))
+    tables = {s: _table_of(spec, s, reads) for s in released}
+    chosen = select_rows(spec, plan, labels.inputs, index, tables, computed.cells)
+    for name in spec.feature_names():
+        if only in (None, name):
+            yield _origin(spec, plan, name, again, chosen.get(name), tables, reads, shown)
+
+
+def _sources_of(spec: PipelineSpec) -> list[str]:
+    used = [v.source for v in spec.features.views.values()] + [c.source for c in spec.features.custom.values()]
+    return list(dict.fromkeys(used))
+
+
+def _table_of(spec: PipelineSpec, source: str, reads: Sequence[ReadVersion]) -> pa.Table:
+    """Rows of a source in the order in which the plan got them."""
+    tables = [r.table.take(pa.array(r.kept)) for r in reads if r.pinned.source == source and len(r.kept)]
+    if not tables:
+        return arrow_schema(spec.sources[source]).empty_table()
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _report_features(walk: Walk, prediction: Prediction, again: pa.Table, recorded: pa.Table) -> None:
+    differing = [n for n in again.column_names if row_digests(again.select([n])) != row_digests(recorded.select([n]))]
+    for name in differing or ["row"]:
+        walk.report(
+            f"prediction {prediction.prediction_id}, feature {name}",
+            "recomputed from the recorded dataset versions it has another value than recorded",
+        )
+
+
+def _origin(
+    spec: PipelineSpec,
+    plan: FeaturePlan,
+    name: str,
+    values: pa.Table,
+    chosen: Selection | None,
+    tables: Mapping[str, pa.Table],
+    reads: Sequence[ReadVersion],
+    shown: int,
+) -> FeatureOrigin:
+    beside = companions(spec)[name]
+    event = values.column(f"{beside}__event_time").cast(pa.int64())[0].as_py()
+    rows: tuple[RawRow, ...] = ()
+    digest: str | None = None
+    if chosen is not None:
+        digests = [d for r in reads if r.pinned.source == chosen.source for d in (r.digests[i] for i in r.kept)]
+        whole = b"".join(sorted(digests[i] for i in chosen.rows))
+        digest = f"sha256:{hashlib.sha256(whole).hexdigest()}"
+        rows = tuple(_raw_rows(spec, plan, name, chosen, tables[chosen.source], digests, reads, shown))
+    derived = spec.features.derived.get(name)
+    return FeatureOrigin(
+        feature=name,
+        kind=_kind_of(spec, name),
+        value=values.column(name)[0].as_py(),
+        event_time=event,
+        reason=values.column(f"{beside}__reason")[0].as_py(),
+        inputs=() if derived is None else derived.inputs,
+        rows=rows,
+        count=0 if chosen is None else len(chosen.rows),
+        digest=digest,
+    )
+
+
+def _kind_of(spec: PipelineSpec, name: str) -> str:
+    if name in spec.features.derived:
+        return "derived"
+    if name in spec.features.custom:
+        return "custom"
+    view, _, feature = name.partition("__")
+    return "window" if feature in spec.features.views[view].window_features() else "latest"
+
+
+def _raw_rows(
+    spec: PipelineSpec,
+    plan: FeaturePlan,
+    name: str,
+    chosen: Selection,
+    table: pa.Table,
+    digests: Sequence[bytes],
+    reads: Sequence[ReadVersion],
+    shown: int,
+) -> Iterator[RawRow]:
+    """The newest rows first: they weigh most with people."""
+    view = name.partition("__")[0]
+    declared = spec.features.views.get(view) if name not in spec.features.custom else None
+    times = clock_of(spec.sources[chosen.source], declared).times(table)
+    owners = [r for r in reads if r.pinned.source == chosen.source]
+    owner = np.repeat(np.arange(len(owners)), [len(r.kept) for r in owners])
+    newest = sorted(chosen.rows.tolist(), key=lambda i: (-int(times.event[i]), i))
+    for position in newest[:shown]:
+        read = owners[int(owner[position])]
+        yield RawRow(
+            dataset=read.pinned.dataset,
+            version=read.pinned.version,
+            partition=read.version.partition,
+            identity=identity_of(spec, chosen.source, table, position),
+            digest=f"sha256:{digests[position].hex()}",
+            event_time=int(times.event[position]),
+            available_time=int(times.available[position]),
+        )
