@@ -36,7 +36,9 @@ PATIENCE_S = 60.0
 T = TypeVar("T")
 
 
-def toy_spec(nodes: int = 1, ranks: int = 1, *, grace_s: float = 10.0, hang_floor_s: float = 30.0) -> RunSpec:
+def toy_spec(
+    nodes: int = 1, ranks: int = 1, *, grace_s: float = 10.0, hang_floor_s: float = 30.0, hang_factor: float = 3.0
+) -> RunSpec:
     """A spec that is valid; nothing of it is trained."""
     data = DataSpec(
         files=(DataFile("2013-06", "sha256:" + "0" * 64, 1, 1),),
@@ -57,7 +59,7 @@ def toy_spec(nodes: int = 1, ranks: int = 1, *, grace_s: float = 10.0, hang_floo
         seed=1,
         layout=LayoutSpec(nodes=nodes, processes_per_node=ranks, dp=world),
         batch=BatchSpec(global_size=world),
-        restart=RestartSpec(grace_s=grace_s, hang_floor_s=hang_floor_s, hang_factor=3.0),
+        restart=RestartSpec(grace_s=grace_s, hang_floor_s=hang_floor_s, hang_factor=hang_factor),
     )
 
 

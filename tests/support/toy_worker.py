@@ -89,6 +89,8 @@ def misbehave(sink: EventSink) -> None:
         case "hang":
             print("hanging", flush=True)
             time.sleep(600)
+        case "quiet":
+            time.sleep(MINE["seconds"])
         case "slow":
             sink.emit("phase", {"name": "save", "may_take_s": 60.0})
             time.sleep(MINE["seconds"])
