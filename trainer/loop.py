@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.batches import Batch, BatchPlan
-from trainer.blobs import Json
 from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Sink
 from trainer.engines.base import Engine, State, StepResult
 from trainer.process_group import Group
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
-
-STEP_EVENT_EVERY_S = 2.0
 
 _VALID_BATCH = 4096
 
@@ -54,7 +51,7 @@ class LossNotFinite(ArithmeticError):
     """The loss or the gradient became infinite or NaN; the message names the step."""
 
 
-class Preempted(Exception):  # noqa: N818 - no error: the run was asked to stop and has saved
+class Preempted(Exception):
     """Training stopped because it was asked to; what it had done is saved as far as `saved` says."""
 
     def __init__(self, step: int, reason: str, saved: str) -> None:
@@ -131,7 +128,7 @@ class Trainer:
         checkpoints: Checkpoints,
         sink: Sink,
         stop: Stop,
-        step_event_every_s: float = STEP_EVENT_EVERY_S,
+        step_event_every_s: float,
     ) -> None:
         check_rows(spec, train, valid)
         self._spec = spec

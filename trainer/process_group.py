@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from trainer.blobs import Json, canonical_json
 
@@ -54,7 +55,7 @@ class Group:
     `store` holds this attempt's keys only; `timeout_s` is the deadline of agreements that state none.
     """
 
-    def __init__(self, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, store: Store, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self._store = store
@@ -106,7 +107,7 @@ class Group:
         """The parts [n] of all ranks, one shape, in rank order: [world_size * n]."""
         whole = torch.empty(self.world_size * part.numel(), dtype=part.dtype)
         with peers():
-            dist.all_gather_into_tensor(whole, part.contiguous())
+            dist.all_gather_single(whole, part.contiguous())
         return whole
 
     def leave(self) -> None:
@@ -146,7 +147,7 @@ def join(environ: Mapping[str, str], identity: Identity, *, timeout_s: float, ke
         _compare_identities(base, rank, identity, until, keep)
         generation = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"{identity.run_id}/{identity.attempt}/{identity.token}/{generation}"
-        store = dist.PrefixStore(prefix, base)
+        store = PrefixStore(prefix, base)
         _take_place(store, rank)
         group = Group(rank, world_size, store, timeout_s)
         wait(lambda: store.check([f"place/{r}" for r in range(world_size)]), until, "all ranks at the start", keep)
@@ -189,12 +190,12 @@ def _tells_of_peers(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error) or "[c10d]" in str(error)
 
 
-def _open_store(environ: Mapping[str, str], rank: int, until: float, timeout_s: float, keep: Keep) -> dist.Store:
+def _open_store(environ: Mapping[str, str], rank: int, until: float, timeout_s: float, keep: Keep) -> Store:
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     timeout = timedelta(seconds=timeout_s)
     if rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         fd = environ.get("TRAINER_STORE_FD")
-        return dist.TCPStore(
+        return TCPStore(
             host,
             port,
             is_master=True,
@@ -203,7 +204,7 @@ def _open_store(environ: Mapping[str, str], rank: int, until: float, timeout_s: 
             master_listen_fd=None if fd is None else int(fd),
         )
     wait(lambda: _answers(host, port), until, f"the store at {host}:{port}", keep)
-    return dist.TCPStore(host, port, is_master=False, timeout=timeout)
+    return TCPStore(host, port, is_master=False, timeout=timeout)
 
 
 def _answers(host: str, port: int) -> bool:
@@ -214,7 +215,7 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _compare_identities(base: dist.Store, rank: int, identity: Identity, until: float, keep: Keep) -> None:
+def _compare_identities(base: Store, rank: int, identity: Identity, until: float, keep: Keep) -> None:
     mine = canonical_json(asdict(identity)).decode()
     if rank == 0:
         base.compare_set(_IDENTITY, "", mine)
@@ -225,7 +226,7 @@ def _compare_identities(base: dist.Store, rank: int, identity: Identity, until: 
         raise WrongAttempt(f"rank {rank} is of {mine}, the store it found serves {theirs}")
 
 
-def _take_place(store: dist.Store, rank: int) -> None:
+def _take_place(store: Store, rank: int) -> None:
     mine = f"{socket.gethostname()} pid {os.getpid()}"
     holder = store.compare_set(f"place/{rank}", "", mine).decode()
     if holder != mine:

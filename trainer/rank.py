@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch._dynamo  # the first optimizer step would load it, and look slow
+import torch._dynamo  # pyright: ignore[reportUnusedImport] - the first optimizer step would load it, and look slow
 from torch import nn
 
 from trainer.artifact import write_network
 from trainer.baselines import fit_logistic
 from trainer.blobs import Json, Manifest
 from trainer.checkpoint import Checkpoints, DiskFull, Sink, StaleAttempt, StorageFailed
-from trainer.data import Dataset, DataRefused, load_data
+from trainer.data import DataRefused, Dataset, load_data
 from trainer.encoders import EncodingRefused, InputEncoding
 from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
@@ -47,7 +47,9 @@ class WriteNetwork(Protocol):
         *,
         run_id: str,
         code_root: Path,
-    ) -> Manifest: ...
+    ) -> Manifest:
+        """Write the artifact; returns its manifest."""
+        ...
 
 
 class FitLogistic(Protocol):
@@ -55,7 +57,9 @@ class FitLogistic(Protocol):
 
     def __call__(
         self, spec: RunSpec, dataset: Dataset, folder: Path, heartbeat: Callable[[], None], *, run_id: str
-    ) -> Manifest: ...
+    ) -> Manifest:
+        """Write the artifact; returns its manifest."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ class Rank:
         spec: The run.
         sink: Where events and heartbeats go.
         stop: Whether this rank was asked to stop.
-        parts: What it is made of.
-        step_event_every_s: Seconds between `step` events; None for the loop's own.
+        step_event_every_s: Seconds between `step` events.
+        parts: What it is made of, when not of the usual.
     """
 
     def __init__(
@@ -89,8 +93,8 @@ class Rank:
         spec: RunSpec,
         sink: Sink,
         stop: Stop,
+        step_event_every_s: float,
         parts: Parts | None = None,
-        step_event_every_s: float | None = None,
     ) -> None:
         self._environ = environ
         self._attempt = attempt
@@ -98,7 +102,7 @@ class Rank:
         self._sink = sink
         self._stop = stop
         self._parts = parts or Parts()
-        self._timing: dict[str, float] = {} if step_event_every_s is None else {"step_event_every_s": step_event_every_s}
+        self._step_event_every_s = step_event_every_s
         self._run_dir = Path(attempt.run_dir)
         self._code_root = Path(attempt.code_root)
 
@@ -140,7 +144,7 @@ class Rank:
             checkpoints,
             self._sink,
             self._stop,
-            **self._timing,
+            self._step_event_every_s,
         )
         try:
             saved = checkpoints.newest()

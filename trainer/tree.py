@@ -71,7 +71,9 @@ def _encode(value: Tree, place: str, tensors: dict[str, Tensor]) -> Json:
 
 def _key(key: object, place: str) -> str:
     if not isinstance(key, str) or key.startswith("$"):
-        raise UnknownType(f"{place or '/'}: key {key!r} ({type(key).__name__}); a key is text that does not begin with $")
+        raise UnknownType(
+            f"{place or '/'}: key {key!r} ({type(key).__name__}); a key is text that does not begin with $"
+        )
     return key
 
 

@@ -25,6 +25,8 @@ from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, parse_atte
 if TYPE_CHECKING:
     from trainer.rank import Parts
 
+STEP_EVENT_EVERY_S = 2.0
+
 _PR_SET_PDEATHSIG = 1
 _IMPORTS_MAY_TAKE_S = 180.0
 
@@ -78,8 +80,8 @@ def run(
     spec: RunSpec,
     sink: EventSink,
     stop: StopRequest,
+    step_event_every_s: float = STEP_EVENT_EVERY_S,
     parts: "Parts | None" = None,
-    step_event_every_s: float | None = None,
 ) -> int:
     """Import what a rank needs, do its work, say how it ended; `parts` and `step_event_every_s` as for `Rank`."""
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
@@ -89,7 +91,7 @@ def run(
     except Exception as error:  # noqa: BLE001 - whatever keeps torch from being imported is reported
         return report(sink, error, ExitCode.USER_CODE)
     try:
-        Rank(os.environ, attempt, spec, sink, stop, parts, step_event_every_s).run()
+        Rank(os.environ, attempt, spec, sink, stop, step_event_every_s, parts).run()
     except Exception as error:  # noqa: BLE001 - user code may raise anything, and the status has to tell
         return report(sink, error, exit_code(error))
     return ExitCode.DONE

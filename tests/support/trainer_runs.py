@@ -1,4 +1,4 @@
-"""Real ranks for tests, forked from one parent that has imported torch and DeepSpeed: a start costs a third of a second.
+"""Real ranks for tests, forked from one parent that has torch and DeepSpeed imported: a start costs little.
 
 `warm()` is that parent, one per test process; it ends when the test process does. Ranks run `trainer.worker.run` with
 toy data and a toy model in the place of a pipeline's; what they do is steered by the run spec's `model.options`.
@@ -20,10 +20,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from trainer.blobs import canonical_json
-from trainer.events import Event, read_events
+from trainer.events import Event, EventSink, read_events
 from trainer.spec import (
     AttemptSpec,
     BatchSpec,
@@ -35,6 +35,8 @@ from trainer.spec import (
     RestartSpec,
     RunSpec,
     ScheduleSpec,
+    parse_attempt,
+    parse_run,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +50,7 @@ def layout(engine: str, nodes: int) -> LayoutSpec:
     return LayoutSpec(engine=cast("Any", engine), zero=1 if engine == "deepspeed" else 0, nodes=nodes, dp=nodes)
 
 
-def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: Any) -> RunSpec:
+def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: object) -> RunSpec:
     """A run of 40 rows in batches of 8, 3 epochs of 5 steps, saved every 2 steps."""
     spec = RunSpec(
         pipeline="toy",
@@ -71,10 +73,10 @@ def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: Any) -> RunSpec:
         schedule=ScheduleSpec(epochs=3, patience=3, checkpoint_every=2),
         restart=RestartSpec(group_timeout_s=20.0, grace_s=10.0),
     )
-    return replace(spec, **changes)
+    return replace(spec, **cast("dict[str, Any]", changes))
 
 
-def with_options(spec: RunSpec, **options: Any) -> RunSpec:
+def with_options(spec: RunSpec, **options: object) -> RunSpec:
     return replace(spec, model=replace(spec.model, options={**spec.model.options, **options}))
 
 
@@ -179,7 +181,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "spec.json").write_bytes(canonical_json(self.spec.to_json()))
 
-    def begin(self, **arguments: Any) -> list[Started]:
+    def begin(self, **arguments: object) -> list[Started]:
         """Start the ranks of a new attempt."""
         self.attempts += 1
         file = self.attempt_folder / "attempt.json"
@@ -198,7 +200,7 @@ class Run:
         self.started = start_ranks("support.trainer_runs:run_rank", file, attempt.nodes, arguments)
         return self.started
 
-    def finish(self, **arguments: Any) -> list[int]:
+    def finish(self, **arguments: object) -> list[int]:
         """Run a new attempt to its end; the exit statuses of its ranks."""
         return warm().wait(self.begin(**arguments))
 
@@ -270,27 +272,22 @@ def start_ranks(function: str, attempt_file: Path, ranks: int, arguments: Option
 def run_rank(kill: Options | None = None) -> int:
     """A rank of a toy run. `kill` {rank, step}: the rank that kills itself with -9 in the forward pass of a step."""
     from support.trainer_toys import toy_parts
-    from trainer.spec import parse_attempt, parse_run
+
     from trainer.worker import StopRequest, run
 
     file = Path(os.environ["TRAINER_ATTEMPT"])
     stop = StopRequest(file.parent / "cancel")
     stop.install()
-    from trainer.events import EventSink
-
     sink = EventSink.from_environment()
     attempt = parse_attempt(file.read_bytes())
     spec = parse_run((Path(attempt.run_dir) / "spec.json").read_bytes())
-    return run(attempt, spec, sink, stop, toy_parts(kill or {}), step_event_every_s=0.0)
+    return run(attempt, spec, sink, stop, step_event_every_s=0.0, parts=toy_parts(kill or {}))
 
 
 def serve() -> None:
     """The parent: fork what stdin asks for, tell pids and ends on stdout, end with stdin."""
-    import deepspeed  # noqa: F401
-
-    import trainer.engines.zero
-    import trainer.rank  # noqa: F401
-
+    for module in ("trainer.engines.zero", "trainer.rank", "support.trainer_toys"):
+        importlib.import_module(module)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     children: set[int] = set()
@@ -316,7 +313,7 @@ def serve() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _tell(out: Any, message: Options) -> None:
+def _tell(out: IO[bytes], message: Options) -> None:
     out.write(json.dumps(message).encode() + b"\n")
     out.flush()
 

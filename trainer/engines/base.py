@@ -5,10 +5,10 @@ moments as slices of each flattened parameter, so that a state saved by one layo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.batches import Batch
@@ -90,10 +90,7 @@ def optimizer_groups(model: nn.Module, declared: ParameterGroups, spec: Optimize
     if not trainable:
         raise BadModel("the model has no trainable parameter")
     defaults = {"lr": spec.lr, "weight_decay": spec.weight_decay}
-    kept = [
-        {**defaults, **group, "params": [p for p in cast("list[nn.Parameter]", list(group["params"])) if p.requires_grad]}
-        for group in declared
-    ]
+    kept = [{**defaults, **group, "params": [p for p in group["params"] if p.requires_grad]} for group in declared]
     placed = [id(p) for group in kept for p in group["params"]]
     for key, name in trainable.items():
         if placed.count(key) != 1:
@@ -115,13 +112,13 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["initial_lr"] * factor
 
 
-def describe_groups(model: nn.Module, groups: Sequence[Mapping[str, Any]], options: Sequence[Mapping[str, Any]]) -> State:
-    """Membership by name (from `groups`), options (from the optimizer's own groups, in the same order), frozen names."""
+def describe_groups(model: nn.Module, members: ParameterGroups, options: ParameterGroups) -> State:
+    """Who is in which group, by name (from `members`), with what options (`options`, same order), and who is frozen."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
         "groups": [
             {"parameters": [names[id(p)] for p in group["params"]], **{key: own[key] for key in _OPTIONS}}
-            for group, own in zip(groups, options, strict=True)
+            for group, own in zip(members, options, strict=True)
         ],
         "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
     }

@@ -32,11 +32,13 @@ from trainer.process_group import Group, peers
 from trainer.spec import RunSpec
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed  # noqa: E402 - reads the accelerator when it is imported
-import deepspeed.ops  # noqa: E402
+import deepspeed
+import deepspeed.ops
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+_BUCKET_MOST = 1 << 25
 
 
 class _Piece(NamedTuple):
@@ -59,9 +61,12 @@ class ZeroEngine:
         self._members = [{"params": list(g["params"])} for g in groups]
         self._optimizer = make_optimizer(groups, spec.optimizer)
         with peers():
-            self._engine, self._zero, *_ = deepspeed.initialize(
-                model=model, optimizer=self._optimizer, config=_config(spec), dist_init_required=False
+            engine, zero, *_ = deepspeed.initialize(
+                model=model, optimizer=self._optimizer, config=_config(spec, model), dist_init_required=False
             )
+        self._engine = engine
+        # Its tables of partitions are on no declared type.
+        self._zero: Any = zero
 
     def step(self, micro_batches: Sequence[Batch], real_rows: int, lr_factor: float) -> StepResult:
         """See `Engine`."""
@@ -123,13 +128,20 @@ class ZeroEngine:
                     yield _Piece(names[id(parameter)], partition, low - offset, slice(low - first, high - first))
 
 
-def _config(spec: RunSpec) -> dict[str, Any]:
+def _config(spec: RunSpec, model: nn.Module) -> dict[str, Any]:
+    # DeepSpeed takes a fresh bucket of this many elements each step, 2 GB by default, whatever the size of the model.
+    bucket = min(_BUCKET_MOST, 2 * -(-sum(p.numel() for p in model.parameters() if p.requires_grad) // 2))
     share = spec.batch.global_size // (spec.layout.dp * spec.batch.accumulation)
     return {
         "train_micro_batch_size_per_gpu": share,
         "gradient_accumulation_steps": spec.batch.accumulation,
         "gradient_clipping": spec.optimizer.clip_norm,
-        "zero_optimization": {"stage": spec.layout.zero, "round_robin_gradients": False},
+        "zero_optimization": {
+            "stage": spec.layout.zero,
+            "round_robin_gradients": False,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
