@@ -149,7 +149,7 @@ def binary_target(table: pa.Table, name: str) -> NDArray[np.float32]:
     values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     wrong = values[(values != 0) & (values != 1)]
     if len(wrong):
-        raise DataRefused(f"column {name!r}", f"holds {wrong[0]!r}; a target is 0 or 1")
+        raise DataRefused(f"column {name!r}", f"holds {float(wrong[0])!r}; a target is 0 or 1")
     return values.astype(np.float32)
 
 
@@ -163,7 +163,8 @@ def _read_file(file: DataFile, store_root: Path, columns: Sequence[str]) -> pa.T
     if found != file.sha256:
         raise DataRefused(place, f"the stored bytes of {file.sha256} have the digest {found}")
     with pq.ParquetFile(pa.BufferReader(content)) as source:
-        missing = [c for c in columns if c not in source.schema_arrow.names]
+        present = set(source.schema_arrow.names)
+        missing = [c for c in columns if c not in present]
         if missing:
             raise DataRefused(place, f"has no columns {missing}")
         table = source.read(columns=list(columns), use_threads=False)
