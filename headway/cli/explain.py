@@ -60,7 +60,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     event = document["endpoint_event"]
     if event is not None:
         yield f"endpoint    {event['endpoint']} epoch {event['epoch']}: {event['operation']} by {event['actor']}"
-    yield f"version     {version['model']}@{version['version']} ({version['kind']})  artifact {version['artifact_digest']}"
+    name = f"{version['model']}@{version['version']}"
+    yield f"version     {name} ({version['kind']})  artifact {version['artifact_digest']}"
     for gate in document["gates"]:
         yield f"gate        {gate['gate']}: {gate['verdict']}  statement {gate['statement_digest']}"
     cost = f"{run['worker_seconds']:.0f} worker-seconds in {len(run['attempts'])} attempts"
@@ -87,5 +88,6 @@ def _feature_lines(feature: dict[str, Any]) -> Iterator[str]:
     for row in feature["rows"]:
         identity = ", ".join(f"{n}={v}" for n, v in row["identity"].items())
         yield f"            {row['dataset']} v{row['version']}  {identity}  at {row['event_time']}  {row['row_digest']}"
-    if feature["row_count"] > len(feature["rows"]):
-        yield f"            ... {feature['row_count'] - len(feature['rows'])} more; all of them: {feature['rows_digest']}"
+    left = feature["row_count"] - len(feature["rows"])
+    if left:
+        yield f"            ... {left} more; digest over all: {feature['rows_digest']}"

@@ -7,7 +7,7 @@ same bits. So what is listed is what was used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,37 +79,60 @@ def select_rows(
 def _view_rows(
     name: str, view: CompiledView, one: pa.Table, rows: SourceRows, index: int, cells: Mapping[str, Cells]
 ) -> dict[str, Rows]:
-    found: dict[str, Rows] = {}
-    for feature in view.spec.latest_features():
-        chosen = cells[f"{name}__{feature}"].chosen
-        assert chosen is not None
-        found[f"{name}__{feature}"] = chosen[index : index + 1][chosen[index : index + 1] >= 0]
-    windows = view.spec.window_features()
-    for duration in dict.fromkeys(w.duration for w in windows.values()):
-        selected = _window_rows(view, one, rows, duration_us(duration))
-        found |= {f"{name}__{f}": rows.origin[selected] for f, w in windows.items() if w.duration == duration}
-    return found
-
-
-def _window_rows(view: CompiledView, one: pa.Table, rows: SourceRows, duration: int) -> Rows:
-    """Each identity in its latest version known at the instant; of these the key's own inside the window."""
     keys = encode_keys(
         {right: rows.table.column(right) for right in view.spec.keys.values()},
         {right: one.column(left) for left, right in view.spec.keys.items()},
     )
     moments, valid = instants(one.column(view.observation_time), view.observation_time)
-    code, at = int(keys.observations[0]), int(moments[0])
-    encoded = rows.encoded
+    asked = Observations(keys.observations, moments, valid)
+    seen = _known_of_key(view, rows, keys, asked)
+    found: dict[str, Rows] = {}
+    for feature, declared in view.spec.latest_features().items():
+        decisive = _decisive(view, rows, seen, declared.latest, cells[f"{name}__{feature}"], index)
+        found[f"{name}__{feature}"] = rows.origin[decisive]
+    windows = view.spec.window_features()
+    for duration in dict.fromkeys(w.duration for w in windows.values()):
+        oldest = int(moments[0]) - duration_us(duration)
+        selected = seen[(rows.encoded.event_time[seen] >= oldest) & ~rows.encoded.deleted[seen]]
+        _require_same_count(view, asked, keys, rows, duration_us(duration), len(selected))
+        found |= {f"{name}__{f}": rows.origin[selected] for f, w in windows.items() if w.duration == duration}
+    return found
+
+
+def _known_of_key(view: CompiledView, rows: SourceRows, keys: EncodedKeys, asked: Observations) -> Rows:
+    """Each identity in its latest version known at the instant; of these the visible ones of the key."""
+    encoded, at, code = rows.encoded, int(asked.time[0]), int(keys.observations[0])
     assert encoded.row_id is not None
+    if code < 0 or not asked.valid[0]:
+        return np.empty(0, np.int64)
     known = np.flatnonzero(_passes(encoded.available_time, at, view.spec.boundary))
     order = known[np.lexsort((encoded.sequence[known], encoded.available_time[known], encoded.row_id[known]))]
-    identity = encoded.row_id[order]
-    newest = order[np.append(identity[1:] != identity[:-1], True)] if len(order) else order
-    inside = (encoded.event_time[newest] >= at - duration) & _passes(encoded.event_time[newest], at, view.spec.boundary)
-    selected = np.sort(newest[inside & (keys.rows[newest] == code) & ~encoded.deleted[newest]])
-    selected = selected if code >= 0 and valid[0] else selected[:0]
-    _require_same_count(view, Observations(keys.observations, moments, valid), keys, rows, duration, len(selected))
-    return selected
+    last = np.ones(len(order), dtype=np.bool_)
+    last[:-1] = encoded.row_id[order[1:]] != encoded.row_id[order[:-1]]
+    newest = order[last]
+    visible = _passes(encoded.event_time[newest], at, view.spec.boundary)
+    return np.sort(newest[visible & (keys.rows[newest] == code)])
+
+
+def _decisive(view: CompiledView, rows: SourceRows, seen: Rows, column: str, cell: Cells, index: int) -> Rows:
+    """The row that decided a `latest` cell: the answer, or the expired or retracted row in its place."""
+    assert cell.chosen is not None
+    if not cell.event_time[index].is_valid:
+        return seen[:0]
+    encoded = rows.encoded
+    assert encoded.row_id is not None
+    if view.spec.null_policy == "last_known":
+        null = rows.table.column(column).is_null().to_numpy()
+        seen = seen[~null[seen] | encoded.deleted[seen]]
+    ranks = (encoded.row_id[seen], encoded.sequence[seen], encoded.available_time[seen], encoded.event_time[seen])
+    best = seen[np.lexsort(ranks)[-1:]]
+    chosen = int(cell.chosen[index])
+    if chosen >= 0 and rows.origin[best].tolist() != [chosen]:
+        raise RowsNotExplained(
+            f"view {view.name!r}: row {rows.origin[best].tolist()} was found where the kernel chose {chosen}",
+            "report this as a fault",
+        )
+    return best
 
 
 def _passes(moments: NDArray[np.int64], at: int, boundary: str) -> NDArray[np.bool_]:
@@ -146,12 +169,15 @@ def _require_same_value(
 ) -> None:
     """Run the view on the selected rows alone; its value must be the cell's, to the last bit."""
     alone = view.answer(one, prepare(view.source, view.clock, table.take(pa.array(rows))))[feature]
-    if _bits(alone.value) != _bits(cell.value.slice(index, 1)):
+    there = cell.take(np.array([index]))
+    same = _bits(alone.value) == _bits(there.value) and _bits(alone.event_time) == _bits(there.event_time)
+    # Without rows, what a cell says of itself may rest on nulls that were passed over.
+    if not same or (len(rows) and alone.reason[0] != there.reason[0]):
         raise RowsNotExplained(
-            f"feature {feature!r}: the {len(rows)} rows found for it give another value", "report this as a fault"
+            f"feature {feature!r}: the {len(rows)} rows found for it do not give its value", "report this as a fault"
         )
 
 
-def _bits(value: pa.Array) -> Iterable[object]:
+def _bits(value: pa.Array) -> list[object]:
     plain = value.cast(value.type.value_type) if pa.types.is_dictionary(value.type) else value
     return (plain.view(pa.int64()) if pa.types.is_floating(plain.type) else plain).to_pylist()

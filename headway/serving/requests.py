@@ -124,6 +124,8 @@ def _read_json(path: Path, data: bytes, spec: PipelineSpec, serving: ServingSpec
     columns: dict[str, list[Any]] = {name: [] for name in serving.request}
     for number, row in enumerate(rows, 1):
         members = _members(row, number, problems)
+        if members is None:
+            continue
         for name in members:
             if name not in serving.request:
                 problems.append(_unknown(spec, name, number))
@@ -168,11 +170,11 @@ def _count(path: Path, rows: int) -> None:
         _refuse(path, f"the file holds {rows:,} requests, the limit is {MAX_ROWS:,}", "split it")
 
 
-def _members(row: object, number: int, problems: list[RequestProblem]) -> dict[str, Any]:
+def _members(row: object, number: int, problems: list[RequestProblem]) -> dict[str, Any] | None:
     if not isinstance(row, _Members):
         remedy = "name every value: {field: value, ...}; inputs are never matched by position"
         problems.append(RequestProblem(number, "", f"{_kind(row)} where an object belongs", remedy))
-        return {}
+        return None
     found: dict[str, Any] = {}
     for name, value in row.pairs:
         if name in found:

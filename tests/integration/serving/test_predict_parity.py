@@ -1,5 +1,7 @@
 """What a prediction is computed from equals what the snapshot of the same rows holds, to the last bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +12,7 @@ from support.serving_bench import (
     opened,
     pipeline_of,
     requests_for,
+    write_flights_slice,
     write_serving_bench,
 )
 from support.workbench import Workbench
@@ -42,3 +45,18 @@ def test_every_row_of_a_period_equals_its_snapshot_whatever_the_order(bench: Wor
     assert {word for c in reasons for word in stored.column(c).to_pylist()} == REASONS
     assert [g.partition for g in computed.groups] == list(DAYS)
     assert values.column("target").null_count == len(values)
+
+
+def test_every_row_of_held_out_flights_equals_its_snapshot(tmp_path: Path) -> None:
+    days = ("2013-06-01", "2013-06-02", "2013-06-03")
+    bench = write_flights_slice(tmp_path, days, flights_per_day=150)
+    bench.ingest("airports", "airlines", "planes", "weather", "flights")
+    stored = bench.table(days[-1])
+    pipeline = pipeline_of(bench)
+    with opened(bench) as services:
+        computed = compute_features(services, pipeline, requests_for(pipeline, stored))
+    columns = asked_columns(pipeline, stored)
+    assert set(stored.column_names) - set(columns) == {"flight_id", "late", "arrived_at", "distance"}
+    assert bits(computed.values.select(columns)) == bits(stored.select(columns))
+    words = {word for c in columns if c.endswith("__reason") for word in stored.column(c).to_pylist()}
+    assert words == REASONS - {"deleted", "null_key"}, "nothing is retracted, and who has flown has a tail number"
