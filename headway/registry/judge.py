@@ -6,22 +6,16 @@ verdicts that are there, as long as they are young enough to count.
 """
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
 from headway.artifacts.digests import Json, canonical_json
 from headway.artifacts.errors import StoreError
 from headway.artifacts.manifest import InvalidManifest, read_manifest
-from headway.artifacts.store import Blob, LocalStore
-from headway.catalog.registry_facts import Attestation, GatePolicy, GateResult, GateResultFacts, ModelVersion
-from headway.catalog.run_facts import TrainingRun
+from headway.artifacts.store import Blob
+from headway.catalog.registry_facts import GatePolicy, GateResult, GateResultFacts, ModelVersion
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.registry.dossier import newest_results
@@ -31,22 +25,10 @@ from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofChec
 from headway.registry.keys import KeyRing
 from headway.registry.policy import Policy, parse_policy, policy_document
 from headway.registry.promote import stable_version
-from headway.registry.statements import (
-    GATE_VERDICT,
-    PROVENANCE,
-    Judged,
-    Signed,
-    open_gate,
-    open_provenance,
-    record,
-    signed_at,
-)
+from headway.registry.statements import GATE_VERDICT, Judged, Signed, open_gate, record, signed_at
+from headway.registry.trial import run_trainer_check, try_stored
 from headway.services import Services
 
-BUILD_TYPE = "urn:headway:training-run:1"
-BUILDER = "urn:headway:trainer:1"
-_ROOT = Path(__file__).resolve().parents[2]
-_LONGEST_TRIAL_S = 600
 _PARQUET = "application/vnd.apache.parquet"
 _REASON = 2_000
 
@@ -182,100 +164,6 @@ def judge_version(
     return Judgement(results, evaluation, policy, report.digest, looks)
 
 
-def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion, run: TrainingRun) -> Attestation:
-    """Sign with the trainer key what the version was made from (SLSA provenance v1); signed already: return that one.
-
-    Raises:
-        JudgeRefused: the run did not make the version.
-    """
-    if run.run_id != version.run_id:
-        raise JudgeRefused(f"{_name(version)} comes from run {version.run_id}, not {run.run_id}", "name its own run")
-    for known in services.catalog.attestations(services.principal, version.manifest_digest):
-        if known.predicate_type == PROVENANCE and _provenance_holds(services, keyring, known):
-            return known
-    predicate: dict[str, Json] = {
-        "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": _parameters(run),
-            "resolvedDependencies": _dependencies(run),
-        },
-        "runDetails": {
-            "builder": {"id": BUILDER},
-            "metadata": {
-                "invocationId": run.run_id,
-                "startedOn": _instant(run.created_at),
-                "finishedOn": _instant(run.last.ended_at),
-            },
-        },
-        "signed_at": keyring.clock(),
-    }
-    document = statement(_name(version), version.manifest_digest, PROVENANCE, predicate)
-    envelope = sign(document, keyring.private_key("trainer"))
-    return record(services, envelope, version.manifest_digest, PROVENANCE, "trainer")
-
-
-def try_stored(store: LocalStore, manifest_digest: str, try_artifact: Callable[[Path], ArtifactCheck]) -> ArtifactCheck:
-    """Try a stored artifact from a private copy; one that cannot be copied out whole fails both gates."""
-    with tempfile.TemporaryDirectory(prefix="headway-artifact-") as folder:
-        try:
-            copy_artifact(store, manifest_digest, Path(folder))
-        except (StoreError, InvalidManifest) as error:
-            return ArtifactCheck(weights_only=False, finite_outputs=False, problems=(str(error),))
-        return try_artifact(Path(folder))
-
-
-def copy_artifact(store: LocalStore, manifest_digest: str, folder: Path) -> None:
-    """Write the manifest's files and `manifest.json` below `folder` (0700), each verified and read-only.
-
-    Raises:
-        StoreError: a blob is missing or corrupt.
-        InvalidManifest: the manifest is refused; nothing is written.
-    """
-    manifest = read_manifest(store, manifest_digest)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files = {entry.name: store.get_bytes(entry.sha256) for entry in manifest.entries}
-    for name, data in {**files, "manifest.json": manifest.canonical()}.items():
-        path = folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
-        with os.fdopen(descriptor, "wb") as target:
-            target.write(data)
-
-
-def run_trainer_check(folder: Path) -> ArtifactCheck:
-    """Load and try an artifact in a process of the trainer. What could not be tried is None, with the reason."""
-    arguments = [sys.executable, "-m", "trainer.check", "--artifact", str(folder)]
-    try:
-        done = subprocess.run(
-            arguments, cwd=_ROOT, capture_output=True, text=True, timeout=_LONGEST_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ArtifactCheck(None, None, (f"trainer.check gave no answer within {_LONGEST_TRIAL_S} s",))
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return ArtifactCheck(None, None, (f"trainer.check ended with {done.returncode}: {last[:300]}",))
-    return read_artifact_check(done.stdout)
-
-
-def read_artifact_check(text: str) -> ArtifactCheck:
-    """Return what `trainer.check` printed; anything but true and false counts as not tried."""
-    try:
-        found: object = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        return ArtifactCheck(None, None, (f"trainer.check printed {text[:120]!r}, which is no answer",))
-    answer = cast("dict[str, object]", found)
-    problems = answer.get("problems")
-    listed = cast("list[object]", problems) if isinstance(problems, list) else []
-    weights, outputs = answer.get("weights_only"), answer.get("finite_outputs")
-    return ArtifactCheck(
-        weights_only=weights if isinstance(weights, bool) else None,
-        finite_outputs=outputs if isinstance(outputs, bool) else None,
-        problems=tuple(str(problem)[:300] for problem in listed),
-    )
-
-
 def check_proofs(services: Services, version: ModelVersion, snapshots: Sequence[str]) -> tuple[ProofCheck, ...]:
     """Check the leakage proof of every snapshot that the version was trained or evaluated on.
 
@@ -326,9 +214,9 @@ def _settle(
     """The recorded result of a verdict: the one that says the same and still counts, else a new one, signed."""
     metrics: dict[str, Json] = {**verdict.metrics, **case.data}
     reason = verdict.reason[:_REASON]
-    if known is not None and (known.verdict, known.reason, known.metrics) == (verdict.verdict, reason, metrics):
-        if known.policy_version == case.policy.version and _counts(services, keyring, case, policy, known):
-            return known
+    says_so = known is not None and (known.verdict, known.reason, known.metrics) == (verdict.verdict, reason, metrics)
+    if known is not None and says_so and _counts(services, keyring, case, policy, known):
+        return known
     facts = case.version.facts
     predicate: dict[str, Json] = {
         "gate": verdict.gate,
@@ -367,6 +255,8 @@ def _settle(
 
 def _counts(services: Services, keyring: KeyRing, case: _Case, policy: Policy, known: GateResult) -> bool:
     """Whether a recorded statement verifies, speaks of this champion, and has half of its life before it."""
+    if known.policy_version != case.policy.version:
+        return False
     listed = services.catalog.attestations(services.principal, case.version.manifest_digest)
     envelopes = {a.statement_digest: a.envelope_digest for a in listed}
     try:
@@ -376,15 +266,6 @@ def _counts(services: Services, keyring: KeyRing, case: _Case, policy: Policy, k
         return False
     young = keyring.clock() - signed_at(found) <= policy.evidence_max_age // 2
     return young and found.predicate.get("champion") == case.champion
-
-
-def _provenance_holds(services: Services, keyring: KeyRing, known: Attestation) -> bool:
-    try:
-        signed = Signed(services.store.get_bytes(known.envelope_digest), known.created_at)
-        open_provenance(signed, keyring.trust(), known.subject_digest)
-    except (StoreError, SignatureRefused):
-        return False
-    return True
 
 
 def _proof(services: Services, snapshot_id: str) -> ProofCheck:
@@ -403,32 +284,5 @@ def _proof(services: Services, snapshot_id: str) -> ProofCheck:
     return ProofCheck(snapshot_id, recorded)
 
 
-def _parameters(run: TrainingRun) -> dict[str, Json]:
-    facts = run.facts
-    return {
-        "pipeline": facts.pipeline,
-        "partition": facts.partition,
-        "config_digest": facts.config_digest,
-        "spec_digest": facts.spec_digest,
-        "seed": facts.seed,
-        "repeat": facts.repeat,
-        "layout": facts.layout,
-        "nodes": facts.nodes,
-        "code_dirty": facts.code_dirty,
-    }
-
-
-def _dependencies(run: TrainingRun) -> list[Json]:
-    facts = run.facts
-    named = [("urn:headway:feature-snapshot", digest) for digest in facts.inputs]
-    named += [(f"urn:headway:dataset-version:{name}@{version}", digest) for name, version, digest in facts.datasets]
-    named += [("urn:headway:code", facts.code_digest), ("urn:headway:environment", facts.environment_digest)]
-    return [{"uri": uri, "digest": {"sha256": digest.removeprefix("sha256:")}} for uri, digest in named]
-
-
 def _name(version: ModelVersion) -> str:
     return f"{version.model_id}@{version.version}"
-
-
-def _instant(moment: int | None) -> str | None:
-    return None if moment is None else datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

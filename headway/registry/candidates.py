@@ -1,0 +1,316 @@
+"""From a succeeded run to judged model versions: evaluate on the month after `as_of`, register, judge.
+
+The network is judged first. When a gate refuses it, the logistic regression that the same run packed under the same
+contract is registered and judged in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headway.artifacts.manifest import MANIFEST_MEDIA_TYPE, read_manifest
+from headway.artifacts.store import Blob
+from headway.catalog import FeatureSnapshot
+from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
+from headway.errors import HeadwayError
+from headway.features.reading import read_values
+from headway.loading import Pipeline
+from headway.registry.contract import contract_hash, registered_contract
+from headway.registry.dossier import check_dossier, collect_dossier
+from headway.registry.evaluation import SCORES_FILE, kept_columns, rate_columns
+from headway.registry.gates import ArtifactCheck
+from headway.registry.judge import Judgement, champion_of, judge_version, set_policy
+from headway.registry.provenance import sign_provenance
+from headway.registry.statements import signed_at
+from headway.registry.trial import copy_artifact, read_artifact_check
+from headway.services import Services
+from headway.training.plan import VALUES_ENTRY, SnapshotsMissing
+from headway.training.stage import stage_code
+from headway.training.trainer_process import TrainerFailed, run_trainer
+from headway.training.window import window_of
+from trainer.blobs import Json, Manifest, ManifestEntry
+from trainer.spec import RunSpec, parse_run
+
+if TYPE_CHECKING:
+    from headway.catalog.registry_facts import ModelKind
+    from headway.catalog.run_facts import TrainingRun
+    from headway.registry.keys import KeyRing
+
+_DEADLINE_S = 1_800.0
+_THREADS = 2
+REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
+
+
+class NoSucceededRun(HeadwayError):
+    """There is no trained model of this `as_of` to judge."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A registered version and what the gates said of it now; `judgement` None: its signed verdicts still stand."""
+
+    version: ModelVersion
+    judgement: Judgement | None
+    passed: bool
+
+
+def newest_run(services: Services, pipeline: str, as_of: str) -> TrainingRun:
+    """The newest succeeded run of an `as_of`.
+
+    Raises:
+        NoSucceededRun: there is none.
+    """
+    found = [r for r in services.catalog.runs(services.principal, pipeline, as_of) if r.status == "succeeded"]
+    if not found:
+        raise NoSucceededRun(
+            f"no training run of {pipeline!r} for as_of {as_of} has succeeded", "materialize its training_run first"
+        )
+    return max(found, key=lambda run: (run.last.ended_at or 0, run.run_id))
+
+
+def judge_run(
+    services: Services,
+    keyring: KeyRing,
+    pipeline: Pipeline,
+    run: TrainingRun,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Candidate]:
+    """Register and judge what a run made; the last candidate is the one to promote, if it passed.
+
+    Asked for again, with the same months, champion and conditions, it finds the signed verdicts and evaluates nothing.
+
+    Raises:
+        NoSucceededRun: the run has not succeeded.
+        SnapshotsMissing: a partition of the evaluated month has no snapshot.
+        TrainerFailed: the evaluation ended badly.
+    """
+    if run.status != "succeeded" or run.result is None:
+        raise NoSucceededRun(f"run {run.run_id} is {run.status}", "materialize its training_run first")
+    months = _evaluated(services, pipeline, run)
+    set_policy(services, pipeline.spec, pipeline.name)
+    candidates: list[Candidate] = []
+    with _Evaluation(services, pipeline, run, months, progress) as evaluation:
+        kinds: tuple[ModelKind, ...] = ("network", "logistic")
+        for kind in kinds:
+            if kind not in run.result.artifacts:
+                continue
+            version = register(services, keyring, pipeline, run, kind)
+            candidates.append(_judge(services, keyring, evaluation, version))
+            if candidates[-1].passed:
+                break
+            progress(f"{kind} (version {version.version}) is refused by its gates")
+    return candidates
+
+
+def register(
+    services: Services, keyring: KeyRing, pipeline: Pipeline, run: TrainingRun, kind: ModelKind
+) -> ModelVersion:
+    """Register one artifact of a run, with its contract completed and its provenance signed; a repeat finds it."""
+    assert run.result is not None
+    digest = run.result.artifacts[kind]
+    manifest = read_manifest(services.store, digest)
+    snapshot = services.catalog.snapshot(services.principal, run.facts.inputs[0])
+    features = services.catalog.feature_set(services.principal, snapshot.feature_set, snapshot.feature_set_version)
+    artifact: Json = json.loads(services.store.get_bytes(manifest.entry("contract.json").sha256))
+    contract = registered_contract(artifact, features, pipeline.spec.features.version, pipeline.spec.serving)
+    version = services.catalog.register_model_version(
+        services.principal,
+        None,
+        ModelVersionFacts(
+            model_id=pipeline.name,
+            pipeline=pipeline.name,
+            kind=kind,
+            run_id=run.run_id,
+            manifest_digest=digest,
+            contract=contract,
+            contract_hash=contract_hash(contract),
+            feature_set=features.feature_set,
+            feature_set_version=features.version,
+            as_of=run.facts.partition,
+            metadata={"code_digest": run.facts.code_digest, "worker_seconds": run.worker_seconds},
+            blobs=_blobs(services, manifest),
+        ),
+    )
+    sign_provenance(services, keyring, version, run)
+    return version
+
+
+def _blobs(services: Services, manifest: Manifest) -> tuple[Blob, ...]:
+    whole = services.store.put_bytes(manifest.canonical(), MANIFEST_MEDIA_TYPE)
+    return (*(Blob(e.sha256, e.size, e.media_type) for e in manifest.entries), whole)
+
+
+def _evaluated(services: Services, pipeline: Pipeline, run: TrainingRun) -> list[FeatureSnapshot]:
+    """The snapshots of the month after `as_of`: later than everything that was learned from."""
+    partitions = window_of(pipeline.spec, run.facts.partition).evaluate
+    states = services.catalog.current_snapshots(services.principal, pipeline.name, partitions)
+    found = [state.snapshot for p in partitions if (state := states.get(p)) and state.snapshot is not None]
+    if not found:
+        raise SnapshotsMissing(
+            f"none of the {len(partitions)} partitions of the month after as_of {run.facts.partition} has a snapshot",
+            f"materialize feature_snapshot for {partitions[0]} to {partitions[-1]}: a model is judged on later rows",
+        )
+    absent = [p for p in partitions if p not in states]
+    if absent:
+        raise SnapshotsMissing(
+            f"{len(absent)} of the {len(partitions)} partitions of the evaluated month have no snapshot: "
+            f"{', '.join(absent[:10])}",
+            f"materialize feature_snapshot for {absent[0]} to {absent[-1]}",
+        )
+    return found
+
+
+def _judge(services: Services, keyring: KeyRing, evaluation: _Evaluation, version: ModelVersion) -> Candidate:
+    champion = champion_of(services, version)
+    standing = _standing(services, keyring, evaluation, version, champion)
+    if standing is not None:
+        return Candidate(version, None, standing)
+    judgement = judge_version(
+        services,
+        keyring,
+        evaluation.pipeline.spec,
+        version,
+        evaluation.scores(version, champion),
+        snapshots=evaluation.snapshot_ids,
+        champion=champion,
+        try_artifact=evaluation.try_artifact,
+    )
+    return Candidate(version, judgement, judgement.passed)
+
+
+def _standing(
+    services: Services,
+    keyring: KeyRing,
+    evaluation: _Evaluation,
+    version: ModelVersion,
+    champion: ModelVersion | None,
+) -> bool | None:
+    """Whether every gate passed by signed verdicts on this very case that are young enough; None: judge again."""
+    checked = check_dossier(collect_dossier(services, version), keyring.trust())
+    if checked.policy is None:
+        return None
+    against = None if champion is None else f"{champion.model_id}@{champion.version}"
+    for gate in checked.policy.applicable(version.kind):
+        found = checked.statements.get(gate.name)
+        if found is None:
+            return None
+        metrics = found.predicate.get("metrics")
+        judged_on = metrics.get("snapshots") if isinstance(metrics, dict) else None
+        same_case = judged_on == sorted(evaluation.snapshot_ids) and found.predicate.get("champion") == against
+        if not same_case or keyring.clock() - signed_at(found) > checked.policy.evidence_max_age // 2:
+            return None
+    return not checked.unpassed
+
+
+class _Evaluation:
+    """Scores of the evaluated month, made when first asked for and kept until the judgement is over."""
+
+    def __init__(
+        self,
+        services: Services,
+        pipeline: Pipeline,
+        run: TrainingRun,
+        snapshots: Sequence[FeatureSnapshot],
+        progress: Callable[[str], None],
+    ) -> None:
+        self.pipeline = pipeline
+        self.snapshot_ids = [s.snapshot_id for s in snapshots]
+        self._services = services
+        self._run = run
+        self._snapshots = snapshots
+        self._progress = progress
+        self._scratch = tempfile.TemporaryDirectory(prefix="headway-evaluation-")
+        self._table: pa.Table | None = None
+
+    def __enter__(self) -> _Evaluation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scratch.cleanup()
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._scratch.name)
+
+    def try_artifact(self, folder: Path) -> ArtifactCheck:
+        """Try an artifact with the code of its own run; what could not be tried is None, with the reason."""
+        try:
+            return read_artifact_check(
+                run_trainer("trainer.check", ["--artifact", str(folder)], self._code(), _DEADLINE_S)
+            )
+        except TrainerFailed as error:
+            return ArtifactCheck(None, None, (error.message,))
+
+    def scores(self, version: ModelVersion, champion: ModelVersion | None) -> Path:
+        """A folder with the scores of `version` as the candidate, and of the champion if there is one."""
+        table = self._table = self._evaluate() if self._table is None else self._table
+        if version.kind == "logistic":
+            place = table.column_names.index("score_candidate")
+            table = table.set_column(place, "score_candidate", table.column("score_logistic"))
+        if champion is not None:
+            self._progress(f"scoring {table.num_rows:,} rows with the champion, version {champion.version}")
+            table = table.append_column("score_champion", self._champion_scores(champion))
+        target = self._folder / f"scores-{version.version}"
+        target.mkdir()
+        pq.write_table(table, target / SCORES_FILE)
+        return target
+
+    def _champion_scores(self, champion: ModelVersion) -> pa.Array:
+        from headway.serving.scoring import score_rows
+
+        rows = pa.concat_tables([read_values(self._services, s) for s in self._snapshots], promote_options="permissive")
+        return pa.array(score_rows(self._services, champion, rows))
+
+    def _evaluate(self) -> pa.Table:
+        assert self._run.result is not None
+        artifacts: dict[str, Json] = {}
+        for name, role in (("network", "candidate"), ("logistic", "logistic")):
+            if name in self._run.result.artifacts:
+                folder = self._folder / name
+                copy_artifact(self._services.store, self._run.result.artifacts[name], folder)
+                artifacts[role] = str(folder)
+        artifacts.setdefault("candidate", artifacts.get("logistic"))
+        self._progress(
+            f"evaluating on {sum(s.rows for s in self._snapshots):,} rows of {self._snapshots[0].partition} to "
+            f"{self._snapshots[-1].partition}, beside {', '.join(REFERENCE_MODELS)}"
+        )
+        plan: dict[str, Json] = {
+            "train": {
+                "spec": self._spec().to_json(),
+                "store_root": str(self._services.store.root),
+                "code_root": str(self._code()),
+            },
+            "rows": [str(self._values_path(s)) for s in self._snapshots],
+            "keep": list(kept_columns(self.pipeline.spec)),
+            "artifacts": artifacts,
+            "historical_rate": rate_columns(self.pipeline.spec),
+            "reference_models": list(REFERENCE_MODELS),
+        }
+        (self._folder / "plan.json").write_text(json.dumps(plan))
+        output = self._folder / "evaluation"
+        arguments = ["--plan", str(self._folder / "plan.json"), "--output", str(output)]
+        run_trainer("trainer.evaluate", arguments, self._code(), _DEADLINE_S, _THREADS)
+        report = json.loads((output / "report.json").read_text())
+        self._progress(
+            f"evaluated: {report['labelled_rows']:,} labelled rows; seconds "
+            + ", ".join(f"{part} {seconds:.1f}" for part, seconds in report["seconds"].items())
+        )
+        return pq.read_table(output / SCORES_FILE)
+
+    def _values_path(self, snapshot: FeatureSnapshot) -> Path:
+        entry: ManifestEntry = read_manifest(self._services.store, snapshot.manifest_digest).entry(VALUES_ENTRY)
+        return self._services.store.read_path(entry.sha256)
+
+    def _spec(self) -> RunSpec:
+        return parse_run(self._services.store.get_bytes(self._run.facts.spec_digest))
+
+    def _code(self) -> Path:
+        return stage_code(self._services.store, self._spec().model.code_manifest, self._folder / "code")
