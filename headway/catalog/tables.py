@@ -571,6 +571,7 @@ gate_result = sa.Table(
     _refers(["model_id", "policy_version"], "gate_policy"),
     _refers(["statement_digest"], "attestation"),
     sa.CheckConstraint("verdict IN ('pass', 'fail', 'undecided')", name="verdict"),
+    sa.Index(None, "tenant_id", "statement_digest"),
 )
 
 endpoint = sa.Table(
@@ -612,7 +613,9 @@ endpoint_event = sa.Table(
     _int("at"),
     _optional_text("reason"),
     _optional_text("evidence"),
+    _optional_text("promotion_statement"),
     _refers(["endpoint_id"], "endpoint"),
+    sa.Index("uq_endpoint_event_promotion", "tenant_id", "promotion_statement", unique=True),
 )
 
 rollout = sa.Table(

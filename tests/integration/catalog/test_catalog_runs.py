@@ -247,7 +247,7 @@ def test_a_success_needs_an_artifact_and_nothing_else_has_one(catalog: Catalog, 
         {"worker_seconds": -1.0},
     ):
         with pytest.raises(InvalidFact):
-            end(catalog, attempt, **changes)
+            end(catalog, attempt, **changes)  # pyright: ignore[reportArgumentType]
     assert catalog.open_attempts(ALICE) == [attempt]
 
 

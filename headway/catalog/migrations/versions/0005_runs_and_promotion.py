@@ -70,8 +70,12 @@ def _registry() -> None:
         sa.CheckConstraint("kind IN ('retired')", name="kind"),
     )
     _add("attestation", text=("blobs",))
-    for name in ("reason", "evidence"):
+    op.create_index(None, "gate_result", ["tenant_id", "statement_digest"])
+    for name in ("reason", "evidence", "promotion_statement"):
         op.add_column("endpoint_event", sa.Column(name, sa.Text, nullable=True))
+    # A promoter's statement names endpoint and epoch: it moves an endpoint once.
+    promotion = ["tenant_id", "promotion_statement"]
+    op.create_index("uq_endpoint_event_promotion", "endpoint_event", promotion, unique=True)
     _add("prediction", text=("detail_digest",), integer=("detail_row",))
 
 
