@@ -8,6 +8,7 @@ stored and asks for what comes after it, so that it can die at any moment withou
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import fcntl
 import json
@@ -186,7 +187,8 @@ class EventSink:
     """A rank's end of the channel: events and heartbeats.
 
     Make it with `from_environment` as early as the rank's own signal handlers are set: from then on the node takes
-    silence for a hang, and a SIGUSR2 writes the stacks of all threads to `rank-R.stacks.txt`.
+    silence for a hang, and a SIGUSR2 writes the stacks of all threads to `rank-R.stacks.txt`. A request to stop that
+    comes while the interpreter is already ending is ignored.
     """
 
     def __init__(self, rank: int, folder: Path, channel: int | EventWriter | None) -> None:
@@ -197,6 +199,7 @@ class EventSink:
         self._heart = HeartbeatFile(folder / f"rank-{rank}.heartbeat")
         self._stacks = (folder / f"rank-{rank}.stacks.txt").open("w", encoding="utf-8")
         faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True)
+        atexit.register(_leave_undisturbed)
         self.beat()
 
     @classmethod
@@ -248,6 +251,7 @@ class EventSink:
     def close(self) -> None:
         """Give the channel back; only for a sink that ends before its process."""
         faulthandler.unregister(signal.SIGUSR2)
+        atexit.unregister(_leave_undisturbed)
         self._stacks.close()
         self._heart.close()
         if isinstance(self._channel, EventWriter):
@@ -291,6 +295,13 @@ def read_heartbeat(path: Path) -> Beat | None:
         return None
     count, may_take_s, at = _HEARTBEAT.unpack(data[: _HEARTBEAT.size])
     return Beat(count, may_take_s or None, at) if count else None
+
+
+def _leave_undisturbed() -> None:
+    # The ending interpreter drops its handlers. A request to a rank that has saved, and is leaving with its code, would
+    # then kill it and look like a loss.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _whole_lines(path: Path, node: int) -> tuple[int, int]:

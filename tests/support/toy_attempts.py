@@ -29,6 +29,8 @@ from trainer.spec import (
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+# A toy that runs until something ends it.
+LONG: dict[str, Any] = {"steps": 100_000}
 RUN_ID = "0123456789abcdef01234567"
 # How long to wait for what should come; it says nothing about speed.
 PATIENCE_S = 60.0
@@ -211,3 +213,10 @@ def node_pid(attempt: AttemptSpec, node: int) -> int:
 def supervisor_pid(attempt: AttemptSpec) -> int:
     """The pid of the attempt's supervisor."""
     return json.loads((attempt_file_of(attempt).parent / "supervisor.json").read_text())["pid"]
+
+
+def end_all(runs_root: Path) -> None:
+    """End every process of every attempt under `runs_root`."""
+    for path in runs_root.resolve().glob("*/attempts/*/attempt.json"):
+        while marked(path):
+            end_marked(path)

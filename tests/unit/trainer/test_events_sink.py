@@ -97,3 +97,21 @@ def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
             time.sleep(0.01)
         assert process.poll() is None
         process.kill()
+
+
+LEAVING = """
+import os, signal, sys
+from pathlib import Path
+from trainer.events import EventSink
+signal.signal(signal.SIGTERM, lambda *_: None)
+class AsksLate:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+late = AsksLate()
+sink = EventSink(0, Path(sys.argv[1]), None)
+sys.exit(75)
+"""
+
+
+def test_a_rank_that_is_leaving_keeps_its_code_when_it_is_asked_to_stop(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", LEAVING, str(tmp_path)], check=False).returncode == 75
