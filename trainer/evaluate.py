@@ -3,18 +3,22 @@
 The plan names the training run (`train`: spec, store_root, code_root), the Parquet files of the evaluated rows
 (`rows`), the columns to copy (`keep`), the artifacts (`candidate`, and if there are any `champion` and `logistic`), the
 columns of the historical rate and the reference models. The reference models are fitted here on the training rows of
-the spec; logistic regression is taken from its artifact when one is given. `DIR/scores.parquet` holds the kept columns,
-`label` (0 and 1, null where the outcome is not known) and one probability column per model; `DIR/report.json` says how
-many rows, how long each part took, and how the reference models were made.
+the spec; logistic regression is taken from its artifact when one is given. A champion that other model code was trained
+with is scored by a process of that code: `champion_code_root` names its tree. `DIR/scores.parquet` holds the kept
+columns, `label` (0 and 1, null where the outcome is not known) and one probability column per model; `DIR/report.json`
+says how many rows, how long each part took, and how the reference models were made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +33,7 @@ from trainer.baselines import PRIOR_ROWS, RateColumn, boosting_scores, historica
 from trainer.blobs import Json, canonical_json
 from trainer.command import run, write_table
 from trainer.data import DataRefused, Dataset, Rows, Split, encode_rows, load_rows
-from trainer.predictor import Predictor, load_artifact
+from trainer.predictor import Predictor, input_columns, load_artifact
 from trainer.spec import RunSpec, SpecRefused, parse_run
 
 REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
@@ -48,6 +52,7 @@ class Plan:
     artifacts: Mapping[str, Path]
     historical_rate: tuple[RateColumn, ...]
     reference_models: tuple[str, ...]
+    champion_code_root: Path | None = None
 
 
 @dataclass
@@ -76,10 +81,9 @@ def evaluate(plan: Plan, output: Path) -> None:
         DataRefused, EncodingRefused: rows cannot be read, or an input is missing.
     """
     report = Report()
-    models = {name: load_artifact(path, plan.code_root) for name, path in plan.artifacts.items()}
-    rate_columns = tuple(c.name for c in plan.historical_rate)
-    needed = {c for model in models.values() for c in model.inputs.columns} | {*rate_columns, *plan.keep}
-    rows = _read_rows(plan, sorted(needed))
+    here = [n for n in plan.artifacts if n != "champion" or plan.champion_code_root is None]
+    models = {name: load_artifact(plan.artifacts[name], plan.code_root) for name in here}
+    rows = _read_rows(plan)
     report.rows = rows.num_rows
     columns: dict[str, pa.Array | pa.ChunkedArray] = {name: rows.column(name) for name in plan.keep}
     label = _label(rows, plan.spec)
@@ -88,11 +92,42 @@ def evaluate(plan: Plan, output: Path) -> None:
     for name in ("candidate", "champion"):
         if name in models:
             columns[f"score_{name}"] = pa.array(report.timed(name, lambda m=models[name]: m.score(rows).probability))
+    if plan.champion_code_root is not None:
+        root = plan.champion_code_root
+        champion = report.timed("champion", lambda: score_elsewhere(root, plan.artifacts["champion"], rows))
+        columns["score_champion"] = pa.array(champion)
+        report.notes.append("champion: scored by a process of the model code that it was trained with.")
     for name, scores in _reference_scores(plan, models, rows, report).items():
         columns[f"score_{name}"] = pa.array(scores)
     output.mkdir(parents=True, exist_ok=True)
     write_table(pa.table(columns), output / "scores.parquet")
     (output / "report.json").write_bytes(canonical_json(cast("dict[str, Json]", vars(report))))
+
+
+def score_elsewhere(code_root: Path, artifact: Path, rows: pa.Table) -> NDArray[np.float64]:
+    """Probabilities of `rows` from `python -m trainer.score` of another code tree.
+
+    Raises:
+        DataRefused: there is no such tree, or that process failed; its last words are in the message.
+    """
+    # Without this, an installed trainer would quietly take the place of the absent one.
+    if not (code_root / "trainer" / "score.py").is_file():
+        raise DataRefused(f"champion {artifact}", f"{code_root} holds no trainer")
+    with tempfile.TemporaryDirectory(prefix="trainer-champion-") as scratch:
+        source, target = Path(scratch) / "in.parquet", Path(scratch) / "out.parquet"
+        pq.write_table(rows, source)
+        command = [sys.executable, "-m", "trainer.score", "--artifact", str(artifact.resolve())]
+        done = subprocess.run(
+            [*command, "--input", str(source), "--output", str(target)],
+            cwd=code_root,
+            env={**os.environ, "PYTHONPATH": str(code_root.resolve())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise DataRefused(f"champion {artifact}", f"trainer.score of {code_root}: {done.stderr.strip()[-500:]}")
+        return pq.read_table(target).column("score").to_numpy()
 
 
 def parse_plan(content: bytes) -> Plan:
@@ -106,11 +141,15 @@ def parse_plan(content: bytes) -> Plan:
     except ValueError as error:
         raise SpecRefused("plan", f"not JSON: {error}") from error
     names = {"train", "rows", "keep", "artifacts", "historical_rate", "reference_models"}
-    plan = _object(raw, "plan", names)
+    optional = {"champion_code_root": None}
+    plan = _object({**optional, **raw} if isinstance(raw, dict) else raw, "plan", names | set(optional))
     train = _object(plan["train"], "train", {"spec", "store_root", "code_root"})
     artifacts = {k: Path(v) for k, v in _mapping(plan["artifacts"], "artifacts").items() if v is not None}
     if "candidate" not in artifacts or set(artifacts) - set(ARTIFACTS):
         raise SpecRefused("artifacts", f"are {sorted(artifacts)}; candidate is needed, the others are {ARTIFACTS[1:]}")
+    elsewhere = plan["champion_code_root"]
+    if elsewhere is not None and "champion" not in artifacts:
+        raise SpecRefused("champion_code_root", "there is no champion")
     models = _texts(plan["reference_models"], "reference_models")
     if set(models) - set(REFERENCE_MODELS):
         raise SpecRefused("reference_models", f"are {list(models)}; known are {list(REFERENCE_MODELS)}")
@@ -124,6 +163,7 @@ def parse_plan(content: bytes) -> Plan:
         artifacts=artifacts,
         historical_rate=rate,
         reference_models=models,
+        champion_code_root=None if elsewhere is None else Path(elsewhere),
     )
 
 
@@ -176,9 +216,10 @@ def _boosting(dataset: Dataset, asked: Split, seed: int, report: Report) -> NDAr
     return scores
 
 
-def _read_rows(plan: Plan, columns: Sequence[str]) -> pa.Table:
+def _read_rows(plan: Plan) -> pa.Table:
     data = plan.spec.data
-    wanted = list(dict.fromkeys([*columns, data.target, data.known_at]))
+    asked = [*plan.keep, *(c.name for c in plan.historical_rate), data.target, data.known_at]
+    wanted = list(dict.fromkeys([*asked, *(c for path in plan.artifacts.values() for c in input_columns(path))]))
     tables: list[pa.Table] = []
     for path in plan.rows:
         with pq.ParquetFile(path) as file:
@@ -200,7 +241,7 @@ def _label(rows: pa.Table, spec: RunSpec) -> pa.Array:
     unknown = rows.column(spec.data.known_at).is_null().to_numpy() | np.isnan(target)
     wrong = target[~unknown & (target != 0) & (target != 1)]
     if len(wrong):
-        raise DataRefused(f"column {spec.data.target!r}", f"holds {wrong[0]!r}; a target is 0 or 1")
+        raise DataRefused(f"column {spec.data.target!r}", f"holds {float(wrong[0])!r}; a target is 0 or 1")
     return pa.array(target, mask=unknown)
 
 

@@ -130,6 +130,16 @@ def load_artifact(folder: Path, code_root: Path = CODE_ROOT) -> Predictor:
     return Predictor(manifest, kind, inputs, contract, _document(files[REFERENCE], REFERENCE), module.eval())
 
 
+def input_columns(folder: Path) -> tuple[str, ...]:
+    """Input columns of a verified artifact, by its contract; its model is not loaded. Raises `ArtifactRefused`."""
+    _, files = read_artifact(folder)
+    listed = _document(files[CONTRACT], CONTRACT).get("inputs")
+    try:
+        return tuple(str(item["name"]) for item in cast("list[dict[str, object]]", listed))
+    except (TypeError, KeyError) as error:
+        raise ArtifactRefused(f"{CONTRACT}: inputs {listed!r:.200}") from error
+
+
 def read_artifact(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest of an artifact folder and the verified bytes of every file that it lists.
 
@@ -171,9 +181,10 @@ def _read(name: str, limit: int, folder: int) -> bytes:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except OSError as error:
         raise ArtifactRefused(f"{name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArtifactRefused(f"{name}: not a plain file")
     with os.fdopen(descriptor, "rb") as source:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ArtifactRefused(f"{name}: not a plain file")
         return source.read(limit + 1)
 
 

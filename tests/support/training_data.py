@@ -15,9 +15,13 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from trainer.blobs import code_tree_digest
-from trainer.models.factory import code_parts
+from trainer.artifact import write_network
+from trainer.baselines import fit_logistic
+from trainer.blobs import Manifest, ManifestEntry, code_tree_digest, digest_bytes, parse_manifest
+from trainer.data import Dataset, load_data
+from trainer.models.factory import build_model, code_parts
 from trainer.spec import DataFile, DataSpec, LayoutSpec, ModelSpec, RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,3 +143,28 @@ def training_run(
         layout=LayoutSpec(),
     )
     return replace(spec, **cast("dict[str, Any]", changes))
+
+
+def quiet() -> None:
+    """A heartbeat that nobody watches."""
+
+
+def write_models(spec: RunSpec, store: Path, folder: Path) -> Dataset:
+    """Artifacts `network` (untrained, with lively weights) and `logistic` of a spec in `folder`, and their rows."""
+    dataset = load_data(spec, store, quiet)
+    torch.manual_seed(1)
+    model = build_model(spec, dataset.inputs, ROOT)
+    write_network(model.state_dict(), spec, dataset, {}, folder / "network", run_id="a" * 24, code_root=ROOT)
+    fit_logistic(spec, dataset, folder / "logistic", quiet, run_id="a" * 24)
+    return dataset
+
+
+def forge(folder: Path, name: str, content: bytes) -> None:
+    """Replace one file of an artifact and make its manifest say so: what somebody with write access would do."""
+    (folder / name).write_bytes(content)
+    old = parse_manifest((folder / "manifest.json").read_bytes())
+    entries = tuple(
+        ManifestEntry(name, len(content), digest_bytes(content), e.media_type) if e.name == name else e
+        for e in old.entries
+    )
+    (folder / "manifest.json").write_bytes(Manifest(entries, old.facts).canonical())

@@ -32,11 +32,18 @@ class TabularNet(nn.Module):
         width: Width of the residual blocks.
         blocks: Their number.
         dropout: Share of units that training leaves out inside each block.
+
+    Raises:
+        ValueError: sizes or a share that make no network.
     """
 
     def __init__(
         self, category_sizes: Sequence[int], numeric_width: int, width: int, blocks: int, dropout: float
     ) -> None:
+        if width < 1 or blocks < 0 or not 0 <= dropout < 1:
+            raise ValueError(
+                f"width {width} must be positive, blocks {blocks} not negative, dropout {dropout} in [0, 1)"
+            )
         super().__init__()
         widths = [min(16, round(size**0.5) + 1) for size in category_sizes]
         self.embeddings = nn.ModuleList(map(category_embedding, category_sizes, widths))
