@@ -10,6 +10,7 @@ writes `rank-R.error.json`: kind, message, stack, code.
 """
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -88,6 +89,9 @@ def run(
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         from trainer.rank import Rank, exit_code
+
+        if spec.layout.engine == "deepspeed":
+            importlib.import_module("trainer.engines.zero")
     except Exception as error:  # noqa: BLE001 - whatever keeps torch from being imported is reported
         return report(sink, error, ExitCode.USER_CODE)
     try:

@@ -269,8 +269,12 @@ def start_ranks(function: str, attempt_file: Path, ranks: int, arguments: Option
 # Inside of the forked processes.
 
 
-def run_rank(kill: Options | None = None) -> int:
-    """A rank of a toy run. `kill` {rank, step}: the rank that kills itself with -9 in the forward pass of a step."""
+def run_rank(kill: Options | None = None, pause_s: float = 0.0) -> int:
+    """A rank of a toy run.
+
+    `kill` {rank, step}: the rank that kills itself with -9 in the forward pass of a step, counted from 0 in this
+    process. `pause_s`: how long every forward pass takes at least.
+    """
     from support.trainer_toys import toy_parts
 
     from trainer.worker import StopRequest, run
@@ -281,7 +285,7 @@ def run_rank(kill: Options | None = None) -> int:
     sink = EventSink.from_environment()
     attempt = parse_attempt(file.read_bytes())
     spec = parse_run((Path(attempt.run_dir) / "spec.json").read_bytes())
-    return run(attempt, spec, sink, stop, step_event_every_s=0.0, parts=toy_parts(kill or {}))
+    return run(attempt, spec, sink, stop, step_event_every_s=0.0, parts=toy_parts(kill or {}, pause_s))
 
 
 def serve() -> None:

@@ -2,7 +2,7 @@
 
 Options: `rows`, `valid` (row counts), `groups` (two optimizer groups), `frozen` (the first layer), `dropout`,
 `poison` (the step, from 0, in which the loss becomes NaN), `fail` (the step in which the model raises),
-`pause_s` (seconds per forward pass), `flip` (positions of training rows whose target is turned round).
+`flip` (positions of training rows whose target is turned round).
 """
 
 import os
@@ -17,19 +17,23 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from trainer.blobs import Json, Manifest, ManifestEntry, digest_bytes
+from trainer.batches import Batch, BatchPlan
+from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_bytes
 from trainer.data import Dataset, Split
 from trainer.encoders import InputEncoding
-from trainer.engines.base import ParameterGroups
+from trainer.engines import make_engine
+from trainer.engines.base import ParameterGroups, StepResult
+from trainer.loop import seed_everything
+from trainer.process_group import Identity, join
 from trainer.rank import Parts
-from trainer.spec import RunSpec
+from trainer.spec import RunSpec, parse_run
 
 CATEGORIES = 5
 NUMERIC = 4
 
 
 class ToyModel(nn.Module):
-    def __init__(self, options: Mapping[str, Any], kill: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], kill: Mapping[str, Any], pause_s: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(CATEGORIES, 3)
         self.enter = nn.Linear(NUMERIC + 3, 9)
@@ -39,6 +43,7 @@ class ToyModel(nn.Module):
         self.enter.requires_grad_(not options.get("frozen", False))
         self._options = options
         self._kill = kill
+        self._pause_s = pause_s
         self._passes = 0
 
     def forward(self, numeric: Tensor, categorical: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ class ToyModel(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("fail") == step:
             raise ValueError("the model of this test fails here")
-        time.sleep(float(self._options.get("pause_s", 0.0)))
+        time.sleep(self._pause_s)
         return logits * float("nan") if self._options.get("poison") == step and rank == 1 else logits
 
 
@@ -70,10 +75,10 @@ def toy_split(rows: int, first: int, flip: list[int] | None = None) -> Split:
     return Split(numeric, categorical, target, np.arange(first, first + rows))
 
 
-def toy_parts(kill: Mapping[str, Any]) -> Parts:
+def toy_parts(kill: Mapping[str, Any], pause_s: float) -> Parts:
     return Parts(
         load_data=_load,
-        build_model=lambda spec, _inputs, _root: ToyModel(spec.model.options, kill),
+        build_model=lambda spec, _inputs, _root: ToyModel(spec.model.options, kill, pause_s),
         parameter_groups=_groups,
         write_network=_write_network,
         fit_logistic=_fit_logistic,
@@ -128,3 +133,70 @@ def _write(folder: Path, data: bytes) -> Manifest:
     manifest = Manifest((ManifestEntry("weights.safetensors", len(data), digest_bytes(data)),))
     (folder / "manifest.json").write_bytes(manifest.canonical())
     return manifest
+
+
+# Programs for `support.trainer_runs.start_ranks`, beside the rank itself.
+
+
+def engine_steps(spec_json: str, steps: int, out: str, drop_rank: int | None = None) -> int:
+    """Take `steps` steps with the spec's engine and write losses, gradient norms and the weights' digest per rank.
+
+    `drop_rank` is a rank whose rows are given weight 0: its gradient is lost.
+    """
+    spec = parse_run(spec_json)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    group = join(os.environ, Identity("steps", 1, 1, spec.digest), timeout_s=20.0)
+    model = _seeded_model(spec)
+    engine = make_engine(spec, model, _groups(spec, model, Path()), group)
+    rows = toy_split(spec.model.options.get("rows", 40), 0, spec.model.options.get("flip"))
+    plan = BatchPlan(len(rows), spec.batch.global_size, world_size, spec.batch.accumulation, spec.seed)
+    results: list[StepResult] = []
+    for step in range(steps):
+        batches = [
+            _batch(rows, places, torch.zeros(len(places)) if rank == drop_rank else weight)
+            for places, weight in plan.micro_batches(plan.order(plan.place(step)[0]), step, rank)
+        ]
+        results.append(engine.step(batches, plan.real_rows(step), 1.0))
+    _write_results(f"{out}-{rank}.json", results, model)
+    group.leave()
+    return 0
+
+
+def bare_steps(spec_json: str, steps: int, out: str) -> int:
+    """The same steps as `engine_steps`, in one process with plain torch and the whole batch at once: the oracle."""
+    spec = parse_run(spec_json)
+    model, o = _seeded_model(spec), spec.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=o.lr, weight_decay=o.weight_decay, betas=(o.beta1, o.beta2), eps=o.eps
+    )
+    rows = toy_split(spec.model.options.get("rows", 40), 0)
+    plan = BatchPlan(len(rows), spec.batch.global_size, 1, 1, spec.seed)
+    results: list[StepResult] = []
+    for step in range(steps):
+        epoch, start = plan.place(step)
+        batch = _batch(rows, plan.order(epoch)[start : start + plan.real_rows(step)], None)
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.numeric, batch.categorical), batch.target)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
+        optimizer.step()
+        results.append(StepResult(loss.item(), norm.item()))
+    _write_results(f"{out}-0.json", results, model)
+    return 0
+
+
+def _seeded_model(spec: RunSpec) -> ToyModel:
+    seed_everything(spec.seed, -1, 0)
+    return ToyModel(spec.model.options, {}, 0.0)
+
+
+def _batch(rows: Split, places: Tensor, weight: Tensor | None) -> Batch:
+    taken = places.numpy()
+    numeric, categorical, target = rows.numeric[taken], rows.categorical[taken], rows.target[taken]
+    return Batch(torch.from_numpy(numeric), torch.from_numpy(categorical), torch.from_numpy(target), weight)
+
+
+def _write_results(path: str, results: list[StepResult], model: nn.Module) -> None:
+    weights = safetensors.torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    losses, norms = [r.loss for r in results], [r.grad_norm for r in results]
+    Path(path).write_bytes(canonical_json({"losses": losses, "norms": norms, "weights": digest_bytes(weights)}))

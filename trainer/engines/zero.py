@@ -35,6 +35,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import deepspeed.ops
 
+# `initialize` would import it, with half of torch's compiler behind it: seconds, which look like a slow first step.
+import deepspeed.runtime.zero.muon.muon_optimizer  # pyright: ignore[reportUnusedImport]
+
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
