@@ -56,16 +56,15 @@ def test_logistic_regression_is_that_of_scikit_learn(dataset: Dataset) -> None:
     train = dataset.train
     coded = [np.eye(size)[train.categorical[:, i]] for i, size in enumerate(dataset.inputs.category_sizes)]
     theirs = Theirs(C=1.0, tol=1e-8, max_iter=5000).fit(np.hstack([train.numeric, *coded]), train.target)
-    ours = np.concatenate(
-        [module.linear.weight.detach().numpy()[0], *(e.weight.detach().numpy()[:, 0] for e in module.categories)]
-    )
+    state = {name: weight.numpy() for name, weight in module.state_dict().items()}
+    ours = np.concatenate([state["linear.weight"][0], *(state[f"categories.{i}.weight"][:, 0] for i in range(3))])
     assert np.allclose(ours, theirs.coef_[0], atol=2e-3)
     assert module.linear.bias.item() == pytest.approx(theirs.intercept_[0], abs=2e-3)
 
 
 def test_codes_that_training_never_held_weigh_nothing(dataset: Dataset) -> None:
     module, _ = logistic_module(dataset, quiet)
-    assert module.categories[0].weight.detach()[:2, 0].tolist() == [0.0, 0.0]
+    assert module.state_dict()["categories.0.weight"][:2, 0].tolist() == [0.0, 0.0]
 
 
 def test_the_fit_beats_and_repeats_to_the_bit(dataset: Dataset) -> None:
