@@ -80,7 +80,7 @@ class Rank:
     beats: int = 0
     may_take_s: float | None = None
     intervals_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=64))
-    told_error: bool = False
+    told_errors: set[tuple[object, object]] = field(default_factory=set[tuple[object, object]])
     status: int | None = None
     ended_at: int = 0
     ended_s: float = 0.0
@@ -258,9 +258,10 @@ class Node:
         try:
             raw = json.loads(line)
             kind, data = raw["kind"], raw["data"]
-            rank.told_error |= kind == "error"
+            if kind == "error":
+                rank.told_errors.add((data.get("kind"), data.get("message")))
             self._stream.emit(kind, data)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"rank {rank.rank} wrote {line[:80]!r} to its event channel, which is no event: {error}"
             self._decide(Verdict(ExitCode.USER_CODE, text, rank.rank))
 
@@ -429,7 +430,9 @@ class Node:
     def _last_words(self, verdict: Verdict, buried: bool) -> None:
         for rank in self._ranks:
             error = self._error_of(rank)
-            if error is not None and not rank.told_error:
+            if error is None or error.get("code") in _ORDERLY:
+                continue
+            if (error.get("kind"), error.get("message")) not in rank.told_errors:
                 told: dict[str, Json] = {key: str(error.get(key, "")) for key in ("kind", "message", "stack")}
                 self._stream.emit("error", {"rank": rank.rank, **told})
         now = time.monotonic()

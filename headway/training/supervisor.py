@@ -26,14 +26,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headway.training.process_table import adopt_orphans, boot_id, kill_descendants, read_process
 from trainer.blobs import Json, canonical_json
-from trainer.events import StreamBroken, last_event, node_folder, now_us, read_heartbeat
+from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, read_heartbeat
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, parse_attempt, parse_run
 
 POLL_S = 0.02
@@ -182,8 +181,9 @@ class Supervisor:
     def _end_of(self, node: NodeProcess, attempt: AttemptSpec) -> NodeEnd:
         """What the node's status and its last event say together."""
         status = node.process.returncode
-        said = self._last_words(node.node)
-        if said is not None and said["code"] == status:
+        event = self._last_event(node.node)
+        if event is not None and event.kind == "node_end" and event.data["code"] == status:
+            said = event.data
             return NodeEnd(
                 node.node,
                 status,
@@ -194,24 +194,20 @@ class Supervisor:
                 said["consequence"],
                 said["worker_seconds"],
             )
-        seconds = (time.monotonic() - node.started_s) * attempt.processes_per_node
-        if status < 0:
-            cause, unbegun = f"node {node.node} killed by {signal.Signals(-status).name}", said is None
-            asked = self._stop_by_s is not None and -status in (signal.SIGTERM, signal.SIGINT) and unbegun
-            code = ExitCode.PREEMPTED if asked else ExitCode.LOST_PEER
-            return NodeEnd(node.node, status, code, cause, worker_seconds=seconds)
-        # Whatever it was (the disk was full, the trainer is broken), it was not the user's code.
+        # Whatever it was (killed, fenced off, the disk was full, the trainer is broken), it was not the user's code.
         code = ExitCode(status) if status in (ExitCode.REFUSED_SPEC, ExitCode.HUNG) else ExitCode.LOST_PEER
-        cause = f"node {node.node} exited with {status} and no last event; see its node.log"
-        return NodeEnd(node.node, status, code, cause, worker_seconds=seconds)
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}, see its node.log"
+        if event is None and self._stop_by_s is not None:
+            code, how = ExitCode.PREEMPTED, "stopped before it began"
+        seconds = (time.monotonic() - node.started_s) * attempt.processes_per_node
+        return NodeEnd(node.node, status, code, f"node {node.node} {how}", worker_seconds=seconds)
 
-    def _last_words(self, node: int) -> Mapping[str, Any] | None:
+    def _last_event(self, node: int) -> Event | None:
         try:
-            event = last_event(node_folder(self._file, node) / "events.jsonl")
+            return last_event(node_folder(self._file, node) / "events.jsonl")
         except StreamBroken as error:
             print(f"node {node}: {error}", file=sys.stderr, flush=True)
             return None
-        return event.data if event is not None and event.kind == "node_end" else None
 
     def _judge(self) -> NodeEnd | None:
         ends = [node.end for node in self._nodes if node.end is not None]
@@ -331,8 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _leave_terminal(log: int) -> None:
     os.setsid()
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Not SIG_IGN: nodes would inherit it, and one that is just starting would miss a request to stop.
+    signal.signal(signal.SIGINT, lambda *_: None)
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(fd, target)

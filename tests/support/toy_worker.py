@@ -71,11 +71,13 @@ class Group:
         return heard == b"x"
 
 
-def fail(code: int, message: str) -> None:
-    """Leave an error file, and go."""
+def fail(sink: EventSink, code: int, message: str) -> None:
+    """Leave an error file, tell it as TOY says, and go."""
     folder = node_folder(Path(os.environ["TRAINER_ATTEMPT"]), int(os.environ["NODE_RANK"]))
     error = {"kind": "ToyError", "message": message, "stack": "toy stack", "code": code}
     (folder / f"rank-{RANK}.error.json").write_text(json.dumps(error))
+    if MINE.get("tells"):
+        sink.emit("error", {"rank": RANK, **{key: error[key] for key in ("kind", "message", "stack")}})
     sys.exit(code)
 
 
@@ -83,7 +85,7 @@ def misbehave(sink: EventSink) -> None:
     """Do what TOY asks of this rank now."""
     match MINE["do"]:
         case "exit":
-            fail(MINE["code"], f"told to exit with {MINE['code']}")
+            fail(sink, MINE["code"], f"told to exit with {MINE['code']}")
         case "raise":
             raise RuntimeError("told to raise")
         case "hang":
@@ -130,7 +132,7 @@ def main() -> None:
         try:
             stop = group.step(bool(wishes)) if group else bool(wishes)
         except PeerLost:
-            fail(77, "connection reset by peer")
+            fail(sink, 77, "connection reset by peer")
             return
         sink.beat()
         if RANK == 0:

@@ -90,8 +90,9 @@ def test_a_rank_s_exit_code_becomes_the_node_s(tmp_path: Path, code: int, expect
     assert end["cause"] == f"rank 1 exited with {code}: ToyError: told to exit with {code}"
 
 
-def test_the_error_file_becomes_an_event(tmp_path: Path) -> None:
-    path = prepared(tmp_path, {"ranks": {"0": {"at": 1, "do": "exit", "code": 65}}}, ranks=1)
+@pytest.mark.parametrize("tells", [False, True])
+def test_the_error_file_becomes_an_event_unless_the_rank_told_it(tmp_path: Path, tells: bool) -> None:
+    path = prepared(tmp_path, {"ranks": {"0": {"at": 1, "do": "exit", "code": 65, "tells": tells}}}, ranks=1)
     run_node(path)
     assert of_kind(path, "error") == [
         {"rank": 0, "kind": "ToyError", "message": "told to exit with 65", "stack": "toy stack"}
@@ -134,6 +135,7 @@ def test_a_rank_that_saved_unasked_gives_its_neighbours_the_grace(tmp_path: Path
     assert run_node(path)[0] == ExitCode.PREEMPTED
     assert len(of_kind(path, "step")) == 30
     assert of_kind(path, "stopping") == [{"reason": "preempt"}]
+    assert of_kind(path, "error") == []
 
 
 def test_a_line_that_is_no_event_ends_the_attempt_as_user_code(tmp_path: Path) -> None:
