@@ -10,6 +10,7 @@ import dagster as dg
 
 from assets.dataset_version import build_dataset_version
 from assets.feature_snapshot import build_feature_snapshot
+from assets.model_version import build_model_version
 from assets.training_run import build_training_run
 from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
@@ -52,7 +53,7 @@ class ModelPipeline(dg.Component):
         stages = [build_dataset_version(pipeline, source) for source in self.spec.sources]
         stages.append(build_feature_snapshot(pipeline))
         if self.spec.training is not None:
-            stages.append(build_training_run(pipeline))
+            stages += [build_training_run(pipeline), build_model_version(pipeline)]
         declared = dg.Definitions(assets=stages)
         extra = [_extra(context, file) for file in sorted((folder / "extra").glob("*.py")) if file.stem != "__init__"]
         return dg.Definitions.merge(declared, *extra)

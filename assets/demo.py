@@ -1,4 +1,4 @@
-"""`make demo`: a year of flights to proven feature snapshots, executed by Dagster, with progress and a summary.
+"""`make demo`: a year of flights to proven snapshots and a judged model, by Dagster, with progress and a summary.
 
 The job runs in a child process; this one watches the catalog, so what it prints is what is committed. Both end with
 the terminal that started them, and a run that was killed is closed and continued by the next call.
@@ -12,16 +12,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from assets.demo_model import AS_OF, model_job, settle, show_new_events
+from assets.keys import model_version_key, training_key
 from headway.home import Settings, load_settings, write_dagster_instance
 from headway.loading import Pipeline, load_pipeline
 from headway.processes import die_with_parent
 from headway.services import Services, open_services
+from headway.training.launchers import launcher_for
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -42,7 +45,7 @@ def main() -> int:
     pipeline = load_pipeline(PIPELINE)
     partitions = _partitions(pipeline, arguments.first, arguments.last)
     if arguments.parent:
-        return _execute(pipeline, partitions)
+        return _execute_model(pipeline) if arguments.model else _execute(pipeline, partitions)
     with _only_one(settings.home / "demo.lock"):
         return _watch(settings, pipeline, partitions, arguments)
 
@@ -52,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", help="first partition, for instance 2013-01-01 (default: the year's first)")
     parser.add_argument("--last", help="last partition (default: the year's last)")
     parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--model", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -97,13 +101,30 @@ def _execute(pipeline: Pipeline, partitions: Sequence[str]) -> int:
         return 0 if result.success else 1
 
 
+def _execute_model(pipeline: Pipeline) -> int:
+    """Execute training run and model version of the demo's `as_of`."""
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as instance:
+        _close_dead_runs(instance)
+        tags = {RUN_TAG: pipeline.name, "dagster/partition": AS_OF}
+        job = dg.reconstructable(demo_model_job)
+        return 0 if dg.execute_job(job, instance=instance, tags=tags).success else 1
+
+
+def demo_model_job() -> dg.JobDefinition:
+    """Training and judgement of the demo's pipeline."""
+    return model_job(PIPELINE)
+
+
 def pipeline_job() -> dg.JobDefinition:
-    """All assets of the code location as one job, two steps at a time."""
+    """Dataset versions and snapshots of the code location as one job, two steps at a time."""
     import dagster as dg
 
     from assets.definitions import defs
 
-    selection = dg.AssetSelection.groups(PIPELINE)
+    later = dg.AssetSelection.assets(training_key(PIPELINE), model_version_key(PIPELINE))
+    selection = dg.AssetSelection.groups(PIPELINE) - later
     job = dg.define_asset_job(
         PIPELINE, selection=selection, executor_def=dg.multiprocess_executor.configured({"max_concurrent": 2})
     )
@@ -138,21 +159,64 @@ class Watch:
 def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], arguments: argparse.Namespace) -> int:
     log = settings.home / "demo.log"
     watch = Watch()
-    command = [sys.executable, "-m", "assets.demo", "--parent", str(os.getpid())]
-    command += [a for name in ("first", "last") if (v := getattr(arguments, name)) for a in (f"--{name}", v)]
+    sliced = [a for name in ("first", "last") if (v := getattr(arguments, name)) for a in (f"--{name}", v)]
     print(f"{pipeline.name}: {len(partitions)} partitions, {partitions[0]} to {partitions[-1]}; log: {log}", flush=True)
     with open_services(settings) as services, log.open("wb") as output:
-        if _is_up_to_date(services, pipeline, partitions):
-            return _summary(services, pipeline, partitions, watch, 0, log, changed=False)
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        shown = 0.0
-        while child.poll() is None:
-            time.sleep(0.5)
-            watch.peak_bytes = max(watch.peak_bytes, _resident_bytes(child.pid))
-            if watch.seconds - shown >= _LINE_EVERY_S:
-                shown = watch.seconds
-                _print_progress(services, pipeline, partitions, watch)
-        return _summary(services, pipeline, partitions, watch, child.returncode, log, changed=True)
+        changed = not _is_up_to_date(services, pipeline, partitions)
+        if changed:
+            show = lambda: _print_progress(services, pipeline, partitions, watch)  # noqa: E731
+            status = _run_child(settings, watch, output, sliced, show, _LINE_EVERY_S)
+            if status != 0:
+                return _failed(watch, log)
+        if not _summary(services, pipeline, partitions, watch, changed=changed):
+            return 1
+        if sliced:
+            print(f"no model for a slice: without --first and --last the demo trains on {AS_OF} as well")
+            return 0
+        print(f"\ntraining on two nodes, as of {AS_OF}, then judging on the month after", flush=True)
+        seen: dict[str, int] = {}
+        show = lambda: show_new_events(services, pipeline.name, seen)  # noqa: E731
+        status = _run_child(settings, watch, output, ["--model"], show, 1.0)
+        if status != 0 and not _is_judged(services, pipeline):
+            return _failed(watch, log)
+        served = settle(settings, services, pipeline)
+        memory = f"; peak memory {watch.peak_bytes / 2**30:.1f} GiB" if watch.peak_bytes else ""
+        print(f"\n{'done' if served else 'no version serves'} after {watch.seconds:.0f} s{memory}")
+        return 0
+
+
+def _run_child(
+    settings: Settings, watch: Watch, output: IO[bytes], more: Sequence[str], show: Callable[[], None], every: float
+) -> int:
+    """Run a stage in a child process, showing progress and its memory; return its exit status."""
+    command = [sys.executable, "-m", "assets.demo", "--parent", str(os.getpid()), *more]
+    child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    launcher = launcher_for(settings)
+    shown = watch.seconds
+    while child.poll() is None:
+        time.sleep(0.5)
+        workers = [pid for _, _, pid in launcher.strays()]
+        watch.peak_bytes = max(watch.peak_bytes, _resident_bytes([child.pid, *workers]))
+        if watch.seconds - shown >= every:
+            shown = watch.seconds
+            show()
+    show()
+    return child.returncode
+
+
+def _is_judged(services: Services, pipeline: Pipeline) -> bool:
+    """Whether a version of the demo's `as_of` was judged: a refusal fails the Dagster run, and not the demo."""
+    versions = services.catalog.model_versions(services.principal, pipeline.name)
+    return any(
+        v.facts.as_of == AS_OF and services.catalog.gate_results(services.principal, v.model_id, v.version)
+        for v in versions
+    )
+
+
+def _failed(watch: Watch, log: Path) -> int:
+    print(f"error: the Dagster run failed after {watch.seconds:.0f} s; the last lines of {log}:", file=sys.stderr)
+    print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+    return 1
 
 
 def _is_up_to_date(services: Services, pipeline: Pipeline, partitions: Sequence[str]) -> bool:
@@ -220,17 +284,12 @@ def _summary(
     pipeline: Pipeline,
     partitions: Sequence[str],
     watch: Watch,
-    status: int,
-    log: Path,
     *,
     changed: bool,
-) -> int:
+) -> bool:
+    """Print what the catalog holds of the partitions; return whether a snapshot was published."""
     from headway.datasets.rows import dataset_name
 
-    if status != 0:
-        print(f"error: the Dagster run failed after {watch.seconds:.0f} s; the last lines of {log}:", file=sys.stderr)
-        print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
-        return 1
     print()
     for name, source in pipeline.spec.sources.items():
         wanted = [""] if source.partition is None else list(partitions)
@@ -263,11 +322,11 @@ def _summary(
         if published
         else "no snapshot was published"
     )
-    return 0 if published else 1
+    return bool(published)
 
 
-def _resident_bytes(root: int) -> int:
-    """Resident memory of a process and all its descendants, from /proc; 0 where there is none."""
+def _resident_bytes(roots: Sequence[int]) -> int:
+    """Resident memory of processes and all their descendants, from /proc; 0 where there is none."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -277,12 +336,14 @@ def _resident_bytes(root: int) -> int:
         except (FileNotFoundError, ProcessLookupError):
             continue
         children.setdefault(parent, []).append(int(entry.name))
-    total, pending = 0, [root]
+    counted: set[int] = set()
+    pending = list(roots)
     while pending:
         process = pending.pop()
-        total += pages.get(process, 0)
-        pending += children.get(process, [])
-    return total * os.sysconf("SC_PAGE_SIZE")
+        if process not in counted:
+            counted.add(process)
+            pending += children.get(process, [])
+    return sum(pages.get(process, 0) for process in counted) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -181,14 +181,14 @@ def _report(
     facts |= {f"artifact/{name}": digest for name, digest in run.result.artifacts.items()}
     facts |= {f"metric/{n}": v for n, v in run.result.metrics.items() if isinstance(v, int | float)}
     curve = loss_curve(platform.services(), run)
-    facts |= table("epochs", curve)
+    facts |= table("epochs", [vars(row) for row in curve])
     if curve:
         facts |= curve_metadata(
             platform.store(),
             "Loss by epoch",
-            [row["epoch"] for row in curve],
-            train=[row["train_loss"] for row in curve],
-            validation=[row["valid_loss"] for row in curve],
+            [row.epoch for row in curve],
+            train=[row.train_loss for row in curve],
+            validation=[row.valid_loss for row in curve],
         )
     return dg.MaterializeResult(
         metadata=guarded(facts),

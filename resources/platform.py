@@ -10,10 +10,10 @@ from headway.home import Settings, load_settings
 from headway.services import Services, connect
 
 if TYPE_CHECKING:
-    from headway.training.launch import Launcher
-
     from headway.artifacts.store import LocalStore
     from headway.catalog import Catalog, Principal
+    from headway.registry.keys import KeyRing
+    from headway.training.launch import Launcher
 
 
 class Platform(dg.ConfigurableResource["Platform"]):
@@ -52,6 +52,12 @@ class Platform(dg.ConfigurableResource["Platform"]):
         from headway.training.launchers import launcher_for
 
         return launcher_for(self.settings())
+
+    def keyring(self) -> "KeyRing":
+        """The role keys that sign."""
+        from headway.registry.keys import KeyRing
+
+        return KeyRing(self.settings().home / "keys")
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""

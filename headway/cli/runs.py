@@ -71,14 +71,15 @@ def show(settings: Settings, run_id: str, as_json: bool) -> None:
         curve = loss_curve(services, run)
         stale = _replaced_snapshots(services, run)
     document = _document(run, stale)
+    epochs = [{n: _finite(v) for n, v in vars(row).items()} for row in curve]
     if as_json:
-        click.echo(json.dumps({**document, "epochs": curve}, indent=2))
+        click.echo(json.dumps({**document, "epochs": epochs}, indent=2))
         return
     for name, value in document.items():
         lines = value if isinstance(value, list) else [value]
         for index, line in enumerate(lines):
             click.echo(f"{name if index == 0 else '':<20}  {_shown(line)}")
-    for row in curve:
+    for row in epochs:
         click.echo(f"{'epoch ' + str(row['epoch']):<20}  {_shown({k: v for k, v in row.items() if k != 'epoch'})}")
 
 
@@ -234,6 +235,11 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_shown(v)}" for k, v in value.items() if v is not None)
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _finite(value: object) -> object:
+    """NaN as null: JSON has no NaN."""
+    return None if isinstance(value, float) and value != value else value
 
 
 def _instant(moment: int | None) -> str | None:

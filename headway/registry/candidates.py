@@ -95,7 +95,6 @@ def judge_run(
     if run.status != "succeeded" or run.result is None:
         raise NoSucceededRun(f"run {run.run_id} is {run.status}", "materialize its training_run first")
     months = _evaluated(services, pipeline, run)
-    set_policy(services, pipeline.spec, pipeline.name)
     candidates: list[Candidate] = []
     with _Evaluation(services, pipeline, run, months, progress) as evaluation:
         kinds: tuple[ModelKind, ...] = ("network", "logistic")
@@ -103,6 +102,7 @@ def judge_run(
             if kind not in run.result.artifacts:
                 continue
             version = register(services, keyring, pipeline, run, kind)
+            set_policy(services, pipeline.spec, pipeline.name)
             candidates.append(_judge(services, keyring, evaluation, version))
             if candidates[-1].passed:
                 break

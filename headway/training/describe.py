@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.services import Services
@@ -37,9 +38,20 @@ def event_line(event: RunEvent) -> str:
     return ""
 
 
-def loss_curve(services: Services, run: TrainingRun) -> list[dict[str, Json]]:
-    """Train and validation loss by epoch, over all attempts; an epoch that ran again counts as it ran last."""
-    epochs: dict[int, dict[str, Json]] = {}
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch as it was reported; a loss that is no number is NaN."""
+
+    epoch: int
+    train_loss: float
+    valid_loss: float
+    valid_auc: float
+    best: bool
+
+
+def loss_curve(services: Services, run: TrainingRun) -> list[Epoch]:
+    """Losses by epoch, over all attempts; an epoch that ran again counts as it ran last."""
+    epochs: dict[int, Epoch] = {}
     after = 0
     while page := services.catalog.run_events(
         services.principal, run.run_id, after=after, limit=_PAGE, kinds=("epoch",)
@@ -47,8 +59,8 @@ def loss_curve(services: Services, run: TrainingRun) -> list[dict[str, Json]]:
         for event in page:
             number = event.data.get("epoch")
             if isinstance(number, int):
-                names = ("epoch", "train_loss", "valid_loss", "valid_auc", "best")
-                epochs[number] = {name: event.data.get(name) for name in names}
+                losses = [_float(event.data.get(name)) for name in ("train_loss", "valid_loss", "valid_auc")]
+                epochs[number] = Epoch(number, *losses, best=event.data.get("best") is True)
         after = page[-1].seq
     return [epochs[number] for number in sorted(epochs)]
 
@@ -60,6 +72,10 @@ def non_finite(metrics: Mapping[str, Json]) -> list[str]:
         for name, value in metrics.items()
         if value is None or (isinstance(value, float) and not math.isfinite(value))
     ]
+
+
+def _float(value: Json) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _number(value: Json) -> str:

@@ -47,6 +47,10 @@ class InputAlwaysNull(HeadwayError):
     """An input that holds next to nothing over the whole window."""
 
 
+class FeatureSetsMixed(HeadwayError):
+    """Snapshots of one window that were made by different versions of the feature set."""
+
+
 class LayoutRefused(HeadwayError):
     """The declared layout, batch or schedule cannot run."""
 
@@ -117,6 +121,7 @@ def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWind
 
     Raises:
         SnapshotsMissing: a partition was never built, or more were refused than the declaration allows.
+        FeatureSetsMixed: they were made by different versions of the feature set.
         InputAlwaysNull: an input of the model is null almost everywhere.
     """
     window = window_of(spec, as_of)
@@ -136,6 +141,7 @@ def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWind
             "mend them, or raise training.max_missing_share to train without them",
         )
     snapshots = tuple(s for p in window.train if (s := states[p].snapshot) is not None)
+    _refuse_mixed_features(snapshots)
     _refuse_empty_inputs(spec, snapshots)
     return PinnedWindow(window, snapshots, refused, sum(s.rows for s in snapshots))
 
@@ -150,6 +156,18 @@ def null_shares(snapshots: Sequence[FeatureSnapshot]) -> dict[str, float]:
             if isinstance(share, int | float):
                 nulls[feature] = nulls.get(feature, 0.0) + float(share) * snapshot.rows
     return {feature: count / max(1, rows) for feature, count in nulls.items()}
+
+
+def _refuse_mixed_features(snapshots: Sequence[FeatureSnapshot]) -> None:
+    first: dict[int, str] = {}
+    for snapshot in snapshots:
+        first.setdefault(snapshot.feature_set_version, snapshot.partition)
+    if len(first) > 1:
+        shown = ", ".join(f"version {number} from {partition}" for number, partition in first.items())
+        raise FeatureSetsMixed(
+            f"the window's snapshots were made by different versions of the feature set: {shown}",
+            "materialize feature_snapshot for the whole window again, so that all have the version in force",
+        )
 
 
 def _refuse_empty_inputs(spec: PipelineSpec, snapshots: Sequence[FeatureSnapshot]) -> None:

@@ -33,7 +33,7 @@ def collect_result(services: Services, launcher: Launcher, run: TrainingRun, att
     from headway.catalog.run_facts import RunResult
 
     events = _events(services, run.run_id, attempt)
-    ended = {e.node for e in events if e.kind == "node_end"}
+    ended = {e.node for e in events if e.kind == "node_end" and e.node is not None}
     if len(ended) < run.facts.nodes:
         raise ArtifactInvalid(
             f"only nodes {sorted(ended)} of {run.facts.nodes} reported their end", "the attempt is not trusted"

@@ -1,0 +1,136 @@
+"""Stage `model_version`: evaluates a trained model on the month after `as_of`, runs its gates, registers it.
+
+The checks show what the gates said; what the registry believes are the signed statements behind them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from assets.describe import guarded, table
+from assets.keys import model_version_key, snapshot_key, training_key
+from assets.partitions import partitions_definition
+from headway.errors import HeadwayError
+from headway.loading import Pipeline
+from headway.processes import step_dies_with_run
+from headway.training.window import as_of_calendar
+from resources.platform import Platform
+from trainer.blobs import Json
+
+if TYPE_CHECKING:
+    from headway.registry.candidates import Candidate
+
+
+def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
+    """The model version asset of a pipeline, one partition per month of `as_of`, with one check per gate."""
+    spec = pipeline.spec
+    key = model_version_key(spec.name)
+    assert spec.promotion is not None
+    gates = [gate.gate for gate in spec.promotion.gates]
+
+    @dg.asset(
+        key=key,
+        group_name=spec.name,
+        description=f"Versions of `{spec.name}`: judged on the month after `as_of`, every verdict signed.",
+        owners=[spec.owner],
+        kinds={"pytorch", "safetensors"},
+        tags={"headway/stage": "model_version"},
+        partitions_def=partitions_definition(as_of_calendar(spec)),
+        backfill_policy=dg.BackfillPolicy.multi_run(1),
+        deps=[
+            training_key(spec.name),
+            dg.AssetDep(snapshot_key(spec.name), partition_mapping=dg.TimeWindowPartitionMapping()),
+        ],
+        check_specs=[dg.AssetCheckSpec(gate, asset=key, blocking=True, description=_TEXTS[gate]) for gate in gates],
+    )
+    def model_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
+        from headway.registry.candidates import judge_run, newest_run
+
+        step_dies_with_run()
+        services = platform.services()
+        try:
+            run = newest_run(services, spec.name, context.partition_key)
+            found = judge_run(services, platform.keyring(), pipeline, run, context.log.info)
+        except HeadwayError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        return _report(platform, key, gates, found)
+
+    return model_version
+
+
+_TEXTS = {
+    "auc_over_historical_rate": "AUC exceeds that of the historical rate by the margin, at the interval's lower end.",
+    "auc_over_logistic": "AUC exceeds that of logistic regression on the same features and rows.",
+    "auc_over_champion": "AUC against the version that serves now; without one, against the historical rate.",
+    "segments": "No segment with enough rows loses more than its allowance.",
+    "finite_outputs": "Missing and out-of-range inputs get finite answers.",
+    "contract": "The contract is there, and compatible with the version that serves now.",
+    "leakage_proof": "The leakage proof of every snapshot used verifies.",
+    "weights_only": "The weights load from safetensors alone.",
+}
+
+
+def _report(
+    platform: Platform, key: dg.AssetKey, gates: Sequence[str], found: "Sequence[Candidate]"
+) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument]
+
+    from headway.registry.dossier import newest_results
+    from headway.registry.judge import evaluation_report
+
+    last = found[-1]
+    services = platform.services()
+    facts: dict[str, Any] = {
+        "version": last.version.version,
+        "kind": last.version.kind,
+        "passed": last.passed,
+        "status": "up to date" if last.judgement is None else "judged",
+        "manifest_digest": last.version.manifest_digest,
+        "run_id": last.version.run_id,
+        "refused": ", ".join(f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed),
+        "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
+        **table("metrics", metric_rows(evaluation_report(services, last.version) or {})),
+    }
+    results = newest_results(services, last.version)
+    checks = [_check(key, gate, results.get(gate), last.version.kind) for gate in gates]
+    return dg.MaterializeResult(
+        metadata=guarded(facts), data_version=dg.DataVersion(last.version.manifest_digest), check_results=checks
+    )
+
+
+def metric_rows(report: Mapping[str, Json]) -> list[dict[str, object]]:
+    """One row per model: its metrics, the interval of its AUC, and how much more AUC the candidate has."""
+    metrics, gains = report.get("metrics"), report.get("gains")
+    if not isinstance(metrics, Mapping) or not isinstance(gains, Mapping):
+        return []
+    rows: list[dict[str, object]] = []
+    for model, found in metrics.items():
+        row: dict[str, object] = {"model": model}
+        for name, interval in found.items() if isinstance(found, Mapping) else ():
+            row[name] = _part(interval, "value")
+            if name == "auc":
+                row |= {"auc_lower": _part(interval, "lower"), "auc_upper": _part(interval, "upper")}
+        gain = gains.get(model)
+        row |= {"gain": _part(gain, "value"), "gain_lower": _part(gain, "lower"), "gain_upper": _part(gain, "upper")}
+        rows.append(row)
+    return rows
+
+
+def _part(interval: Json, name: str) -> Json:
+    return interval.get(name) if isinstance(interval, Mapping) else None
+
+
+def _check(key: dg.AssetKey, gate: str, result: Any, kind: str) -> dg.AssetCheckResult:  # noqa: ANN401
+    if result is None:
+        return dg.AssetCheckResult(
+            asset_key=key, check_name=gate, passed=True, description=f"does not apply to a version of kind {kind}"
+        )
+    scalars = {n: v for n, v in result.metrics.items() if isinstance(v, int | float | str)}
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=gate,
+        passed=result.verdict == "pass",
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"{result.verdict}: {result.reason}",
+        metadata={**scalars, "statement_digest": result.statement_digest, "attempt": result.attempt},
+    )

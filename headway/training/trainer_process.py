@@ -1,0 +1,54 @@
+"""Runs a module of the trainer in a process of its own, from a code tree put in place for it: torch lives there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headway.errors import HeadwayError
+
+_LINES = 15
+# What a computation needs of our environment. Nothing else passes: model code must not see what may be secret.
+_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+class TrainerFailed(HeadwayError):
+    """A module of the trainer ended badly or not in time; `code` is its exit status, None for a missed deadline."""
+
+    def __init__(self, module: str, code: int | None, words: str) -> None:
+        ended = "did not end in time" if code is None else f"ended with {code}"
+        super().__init__(f"{module} {ended}: {words or 'it said nothing'}", "see its words")
+        self.code = code
+
+
+def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline_s: float, threads: int = 1) -> str:
+    """Run `python -m <module>` with the code below `code_root`, and return what it printed.
+
+    Raises:
+        TrainerFailed: it ended with another status than 0, or took longer than `deadline_s` seconds.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=code_root,
+            env=_environment(os.environ, code_root, threads),
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TrainerFailed(module, None, f"{deadline_s:.0f} s are over") from error
+    if done.returncode != 0:
+        raise TrainerFailed(module, done.returncode, "\n".join(done.stderr.strip().splitlines()[-_LINES:]))
+    return done.stdout
+
+
+def _environment(environ: Mapping[str, str], code_root: Path, threads: int) -> dict[str, str]:
+    passed = {name: environ[name] for name in _PASSED if name in environ}
+    own = {"PYTHONPATH": str(code_root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": str(threads)}
+    return {**passed, **own}
