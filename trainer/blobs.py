@@ -99,7 +99,7 @@ def code_tree_digest(root: Path, parts: Sequence[str]) -> str:
         start = root / part
         if not start.exists():
             raise MissingCode(f"{part!r} is not in {root}")
-        for path in [start] if start.is_file() else sorted(start.rglob("*")):
+        for path in [start, *sorted(start.rglob("*"))]:
             inside = path.relative_to(root)
             if any(name.startswith(".") or name == "__pycache__" for name in inside.parts):
                 continue
