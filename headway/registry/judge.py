@@ -26,7 +26,7 @@ from headway.registry.keys import KeyRing
 from headway.registry.policy import Policy, parse_policy, policy_document
 from headway.registry.promote import stable_version
 from headway.registry.statements import GATE_VERDICT, Judged, Signed, open_gate, record, signed_at
-from headway.registry.trial import run_trainer_check, try_stored
+from headway.registry.trial import try_stored
 from headway.services import Services
 
 _PARQUET = "application/vnd.apache.parquet"
@@ -110,8 +110,8 @@ def judge_version(
     *,
     snapshots: Sequence[str],
     champion: ModelVersion | None,
+    try_artifact: Callable[[Path], ArtifactCheck],
     endpoint_id: str | None = None,
-    try_artifact: Callable[[Path], ArtifactCheck] | None = None,
 ) -> Judgement:
     """Run every gate that applies to a version, sign each verdict with the gate key, and record it.
 
@@ -123,8 +123,8 @@ def judge_version(
         folder: what `trainer.evaluate` wrote about it.
         snapshots: ids of the snapshots that it was evaluated on; those that it was trained on are known.
         champion: the version whose scores stand in the evaluation as `champion` (see `champion_of`), None for none.
+        try_artifact: loads and tries the artifact in a folder, such as by `python -m trainer.check`.
         endpoint_id: the endpoint whose stable version is the champion; default: the model's own.
-        try_artifact: tries an artifact's folder; default: `python -m trainer.check`.
 
     Raises:
         JudgeRefused: the champion is another one by now, or the evaluation holds other champions' scores.
@@ -142,7 +142,7 @@ def judge_version(
     evaluation = measure(scored, parsed)
     checks = Checks(
         contract=version.contract,
-        artifact=try_stored(services.store, version.manifest_digest, try_artifact or run_trainer_check),
+        artifact=try_stored(services.store, version.manifest_digest, try_artifact),
         proofs=check_proofs(services, version, snapshots),
         stable_contract=None if champion is None else champion.contract,
         champion=None if champion is None else _name(champion),
@@ -188,11 +188,11 @@ def count_looks(services: Services, version: ModelVersion, scores_digest: str) -
 
     Every look at test months wears them out: the count stands in each verdict, for people to weigh.
     """
-    seen: set[Json] = {scores_digest}
+    seen = {scores_digest}
     for other in services.catalog.model_versions(services.principal):
         if (other.facts.pipeline, other.facts.as_of) == (version.facts.pipeline, version.facts.as_of):
             results = services.catalog.gate_results(services.principal, other.model_id, other.version)
-            seen |= {r.metrics["scores_digest"] for r in results if "scores_digest" in r.metrics}
+            seen |= {str(r.metrics["scores_digest"]) for r in results if "scores_digest" in r.metrics}
     return len(seen)
 
 

@@ -14,10 +14,13 @@ class NotPromoted(HeadwayError):
     """What an endpoint serves was not put there by a promotion whose statement verifies."""
 
 
-def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int) -> Endpoint:
+def promote(
+    services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int, *, now: int | None = None
+) -> Endpoint:
     """Make a version the endpoint's stable one, at once; stable already: nothing changes.
 
     The promoter's statement names endpoint, epoch and gate statements, so it promotes here, once, and nowhere else.
+    `now` is microseconds UTC, by default the key ring's clock.
 
     Raises:
         EvidenceMissing: a gate has no passing, fresh, verifying statement, or the artifact differs from its manifest.
@@ -29,7 +32,8 @@ def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: st
     endpoint = catalog.endpoint(principal, endpoint_id)
     if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
         return endpoint
-    stable, now = stable_version(services, endpoint_id), keyring.clock()
+    stable = stable_version(services, endpoint_id)
+    now = keyring.clock() if now is None else now
     evidence = collect_evidence(services, keyring.trust(), candidate, now, stable)
     epoch = 0 if endpoint is None else endpoint.epoch
     key = keyring.private_key("promoter")

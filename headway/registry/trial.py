@@ -1,9 +1,7 @@
-"""Tries a stored artifact: copied out with every digest checked, then loaded in a process of the trainer."""
+"""Tries a stored artifact: copied out with every digest checked, then loaded elsewhere; this process knows no torch."""
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +11,6 @@ from headway.artifacts.errors import StoreError
 from headway.artifacts.manifest import InvalidManifest, read_manifest
 from headway.artifacts.store import LocalStore
 from headway.registry.gates import ArtifactCheck
-
-_ROOT = Path(__file__).resolve().parents[2]
-_LONGEST_TRIAL_S = 600
 
 
 def try_stored(store: LocalStore, manifest_digest: str, try_artifact: Callable[[Path], ArtifactCheck]) -> ArtifactCheck:
@@ -44,21 +39,6 @@ def copy_artifact(store: LocalStore, manifest_digest: str, folder: Path) -> None
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)
         with os.fdopen(descriptor, "wb") as target:
             target.write(data)
-
-
-def run_trainer_check(folder: Path) -> ArtifactCheck:
-    """Load and try an artifact in a process of the trainer. What could not be tried is None, with the reason."""
-    arguments = [sys.executable, "-m", "trainer.check", "--artifact", str(folder)]
-    try:
-        done = subprocess.run(
-            arguments, cwd=_ROOT, capture_output=True, text=True, timeout=_LONGEST_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ArtifactCheck(None, None, (f"trainer.check gave no answer within {_LONGEST_TRIAL_S} s",))
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return ArtifactCheck(None, None, (f"trainer.check ended with {done.returncode}: {last[:300]}",))
-    return read_artifact_check(done.stdout)
 
 
 def read_artifact_check(text: str) -> ArtifactCheck:

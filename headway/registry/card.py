@@ -1,0 +1,180 @@
+"""A version's card: its metrics beside the baselines, what each gate said, what it cost and where it comes from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import cast
+
+from headway.artifacts.digests import Json
+from headway.catalog.registry_facts import GateResult, ModelVersion
+from headway.registry.dossier import newest_results
+from headway.registry.judge import evaluation_report
+from headway.services import Services
+
+METRICS = ("auc", "log_loss", "calibration_error")
+_FIRST = ("candidate", "champion")
+
+
+def card(services: Services, version: ModelVersion) -> dict[str, Json]:
+    """Return the card as JSON. `standing` is by recorded verdicts; `headway models verify` checks their signatures."""
+    run = services.catalog.run(services.principal, version.run_id)
+    report = evaluation_report(services, version)
+    results = newest_results(services, version)
+    return {
+        "model": version.model_id,
+        "version": version.version,
+        "kind": version.kind,
+        "as_of": version.facts.as_of,
+        "manifest_digest": version.manifest_digest,
+        "registered_at": _instant(version.created_at),
+        "standing": standing(services, version),
+        "endpoints": cast("Json", serving(services, version)),
+        "evaluation": None if report is None else {n: report[n] for n in ("rows", "mature", "positives", "days")},
+        "looks": max((int(str(r.metrics.get("looks", 0))) for r in results.values()), default=0),
+        "metrics": cast("Json", card_rows(services, version)),
+        "segments": None if report is None else report.get("segments"),
+        "gates": [_gate(result) for result in _in_order(services, version, results)],
+        "cost": {
+            "worker_seconds": round(run.worker_seconds, 1),
+            "attempts": len(run.attempts),
+            "nodes": run.facts.nodes,
+        },
+        "lineage": {
+            "run_id": run.run_id,
+            "snapshots": len(run.facts.inputs),
+            "dataset_versions": len(run.facts.datasets),
+            "feature_set": f"{version.facts.feature_set}@{version.facts.feature_set_version}",
+            "code_digest": run.facts.code_digest,
+            "code_dirty": run.facts.code_dirty,
+            "environment_digest": run.facts.environment_digest,
+            "config_digest": run.facts.config_digest,
+            "seed": run.facts.seed,
+        },
+    }
+
+
+def card_rows(services: Services, version: ModelVersion) -> list[dict[str, Json]]:
+    """Return one row per model of the evaluation: each metric with its interval, and the candidate's gain over it."""
+    report = evaluation_report(services, version)
+    if report is None:
+        return []
+    metrics = cast("Mapping[str, Mapping[str, Json]]", report["metrics"])
+    gains = cast("Mapping[str, Json]", report["gains"])
+    names = [n for n in _FIRST if n in metrics] + sorted(n for n in metrics if n not in _FIRST)
+    return [
+        {
+            "model": name,
+            **{k: v for metric in METRICS for k, v in _spread(metric, metrics[name].get(metric)).items()},
+            **_spread("gain", gains.get(name)),
+        }
+        for name in names
+    ]
+
+
+def card_lines(services: Services, version: ModelVersion) -> list[str]:
+    """Return the card for people."""
+    document = card(services, version)
+    return list(_lines(document))
+
+
+def standing(services: Services, version: ModelVersion) -> str:
+    """Return where a version stands by its newest recorded verdicts: eligible, refused, not judged or retired."""
+    if version.retired:
+        return "retired"
+    policy = services.catalog.gate_policy(services.principal, version.model_id)
+    results = newest_results(services, version)
+    wanted = () if policy is None else policy.gates(version.kind)
+    judged = [results[gate] for gate in wanted if gate in results]
+    if policy is None or not judged:
+        return "not judged"
+    bad = [gate for gate in wanted if gate not in results or results[gate].verdict != "pass"]
+    return f"refused by {', '.join(bad)}" if bad else "eligible"
+
+
+def serving(services: Services, version: ModelVersion) -> list[dict[str, Json]]:
+    """Return the endpoints that name a version, and as what."""
+    return [
+        {"endpoint": endpoint.endpoint_id, "as": arm, "epoch": endpoint.epoch}
+        for endpoint in services.catalog.endpoints(services.principal)
+        if endpoint.model_id == version.model_id
+        for arm, number in (("stable", endpoint.stable), ("previous", endpoint.previous))
+        if number == version.version
+    ]
+
+
+def _in_order(services: Services, version: ModelVersion, results: Mapping[str, GateResult]) -> list[GateResult]:
+    policy = services.catalog.gate_policy(services.principal, version.model_id)
+    names = [] if policy is None else list(policy.gates(version.kind))
+    return [results[name] for name in (*names, *sorted(set(results) - set(names))) if name in results]
+
+
+def _gate(result: GateResult) -> dict[str, Json]:
+    return {
+        "gate": result.gate,
+        "verdict": result.verdict,
+        "reason": result.reason,
+        "policy_version": result.policy_version,
+        "statement_digest": result.statement_digest,
+        "attempt": result.attempt,
+        "at": _instant(result.at),
+    }
+
+
+def _spread(name: str, found: Json) -> dict[str, Json]:
+    values = found if isinstance(found, Mapping) else {}
+    return {name: values.get("value"), f"{name}_lower": values.get("lower"), f"{name}_upper": values.get("upper")}
+
+
+def _lines(document: Mapping[str, Json]) -> Iterator[str]:
+    yield f"{document['model']}@{document['version']}  {document['kind']}, as_of {document['as_of']}"
+    yield f"  artifact   {document['manifest_digest']}"
+    yield f"  standing   {document['standing']}"
+    for place in _maps(document["endpoints"]):
+        yield f"  serves     {place['endpoint']} as {place['as']} (epoch {place['epoch']})"
+    evaluation = document["evaluation"]
+    if isinstance(evaluation, Mapping):
+        yield (
+            f"  evaluated  on {evaluation['mature']:,} mature rows of {evaluation['rows']:,} over {evaluation['days']} "
+            f"days; evaluation number {document['looks']} of these months"
+        )
+        yield from _table(_maps(document["metrics"]))
+    gates = _maps(document["gates"])
+    if gates:
+        yield "  gates"
+    for gate in gates:
+        yield f"    {gate['verdict']:<9}  {gate['gate']}: {gate['reason']}"
+    cost, lineage = _map(document["cost"]), _map(document["lineage"])
+    spent = f"{cost['worker_seconds']} worker-seconds"
+    yield f"  cost       {spent}, {cost['attempts']} attempt(s), {cost['nodes']} node(s)"
+    dirty = " (with uncommitted changes)" if lineage["code_dirty"] else ""
+    yield (
+        f"  made from  run {lineage['run_id']}: {lineage['snapshots']} snapshots over {lineage['dataset_versions']} "
+        f"dataset versions, feature set {lineage['feature_set']}, seed {lineage['seed']}"
+    )
+    yield f"  code       {lineage['code_digest']}{dirty}"
+
+
+def _table(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    yield f"    {'model':<20}  {'AUC':<25}  {'log loss':<25}  {'calibration error':<25}  candidate's AUC gain"
+    for row in rows:
+        cells = [_cell(row, metric) for metric in (*METRICS, "gain")]
+        yield f"    {row['model']:<20}  {cells[0]:<25}  {cells[1]:<25}  {cells[2]:<25}  {cells[3]}".rstrip()
+
+
+def _cell(row: Mapping[str, Json], name: str) -> str:
+    value, lower, upper = (row[f"{name}{end}"] for end in ("", "_lower", "_upper"))
+    if value is None:
+        return "" if name == "gain" else "undefined"
+    ends = ["?" if end is None else f"{end:.4f}" for end in (lower, upper)]
+    return f"{value:.4f} [{ends[0]}, {ends[1]}]"
+
+
+def _maps(value: Json) -> list[Mapping[str, Json]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _map(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _instant(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

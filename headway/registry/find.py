@@ -1,0 +1,54 @@
+"""Finds the version that a person means: `model@version`, a number with a model, or the start of a manifest digest."""
+
+from headway.catalog.registry_facts import ModelVersion
+from headway.errors import HeadwayError
+from headway.registry.card import standing
+from headway.services import Services
+
+
+class UnclearVersion(HeadwayError):
+    """A text that names no version, or more than one."""
+
+
+def find_version(services: Services, reference: str, model_id: str | None = None) -> ModelVersion:
+    """Return the version that `reference` names.
+
+    Raises:
+        UnclearVersion: it names none, or several.
+        UnknownModel: the model has no such version.
+    """
+    model, at, number = reference.rpartition("@")
+    if at and number.isdigit():
+        return services.catalog.model_version(services.principal, model, int(number))
+    if reference.isdigit() and model_id is not None:
+        return services.catalog.model_version(services.principal, model_id, int(reference))
+    remedy = "write model@version or the first characters of a manifest digest; `headway models list` shows both"
+    digits = reference.removeprefix("sha256:")
+    versions = services.catalog.model_versions(services.principal, model_id)
+    found = [v for v in versions if digits and v.manifest_digest.startswith(f"sha256:{digits}")]
+    if not found:
+        raise UnclearVersion(f"{reference!r} names no version", remedy)
+    if len(found) > 1:
+        names = ", ".join(f"{v.model_id}@{v.version}" for v in found[:5])
+        raise UnclearVersion(f"{reference!r} names {len(found)} versions ({names})", remedy)
+    return found[0]
+
+
+def newest_eligible(services: Services, model_id: str) -> ModelVersion:
+    """Return the version of the latest `as_of`, the last registered of them, that every gate of the policy passed.
+
+    Raises:
+        UnclearVersion: there is no version, or none that is eligible.
+    """
+    versions = services.catalog.model_versions(services.principal, model_id)
+    if not versions:
+        raise UnclearVersion(f"model {model_id!r} has no version", "`headway models list` shows what there is")
+    ordered = sorted(versions, key=lambda v: (v.facts.as_of, v.version), reverse=True)
+    for version in ordered:
+        if standing(services, version) == "eligible":
+            return version
+    last = ordered[0]
+    raise UnclearVersion(
+        f"no version of {model_id!r} is eligible; {model_id}@{last.version} is {standing(services, last)}",
+        f"`headway models show {model_id}@{last.version}` shows what each gate said",
+    )
