@@ -181,8 +181,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "spec.json").write_bytes(canonical_json(self.spec.to_json()))
 
-    def begin(self, **arguments: object) -> list[Started]:
-        """Start the ranks of a new attempt."""
+    def prepare(self) -> Path:
+        """The file of a new attempt."""
         self.attempts += 1
         file = self.attempt_folder / "attempt.json"
         file.parent.mkdir(parents=True)
@@ -197,7 +197,12 @@ class Run:
             code_root=str(ROOT),
         )
         file.write_bytes(canonical_json(attempt.to_json()))
-        self.started = start_ranks("support.trainer_runs:run_rank", file, attempt.nodes, arguments)
+        return file
+
+    def begin(self, **arguments: object) -> list[Started]:
+        """Start the ranks of a new attempt."""
+        files = [self.prepare()] * self.spec.layout.nodes
+        self.started = start_ranks("support.trainer_runs:run_rank", files, arguments)
         return self.started
 
     def finish(self, **arguments: object) -> list[int]:
@@ -245,17 +250,17 @@ class Run:
             time.sleep(0.01)
 
 
-def start_ranks(function: str, attempt_file: Path, ranks: int, arguments: Options) -> list[Started]:
-    """Fork `ranks` processes, one per node, that meet at a free port."""
+def start_ranks(function: str, attempt_files: Sequence[Path], arguments: Options) -> list[Started]:
+    """Fork one process per file, each a node of its own; they meet at a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started: list[Started] = []
-    for rank in range(ranks):
+    for rank, attempt_file in enumerate(attempt_files):
         environ = {
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "NODE_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
+            "WORLD_SIZE": str(len(attempt_files)),
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
@@ -269,11 +274,12 @@ def start_ranks(function: str, attempt_file: Path, ranks: int, arguments: Option
 # Inside of the forked processes.
 
 
-def run_rank(kill: Options | None = None, pause_s: float = 0.0) -> int:
+def run_rank(kill: Options | None = None, pause_s: float = 0.0, quota: int | None = None) -> int:
     """A rank of a toy run.
 
     `kill` {rank, step}: the rank that kills itself with -9 in the forward pass of a step, counted from 0 in this
-    process. `pause_s`: how long every forward pass takes at least.
+    process. `pause_s`: how long every forward pass takes at least. `quota`: how many bytes the
+    checkpoints may take together.
     """
     from support.trainer_toys import toy_parts
 
@@ -285,7 +291,7 @@ def run_rank(kill: Options | None = None, pause_s: float = 0.0) -> int:
     sink = EventSink.from_environment()
     attempt = parse_attempt(file.read_bytes())
     spec = parse_run((Path(attempt.run_dir) / "spec.json").read_bytes())
-    return run(attempt, spec, sink, stop, step_event_every_s=0.0, parts=toy_parts(kill or {}, pause_s))
+    return run(attempt, spec, sink, stop, step_event_every_s=0.0, parts=toy_parts(kill or {}, pause_s, quota))
 
 
 def serve() -> None:

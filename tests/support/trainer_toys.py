@@ -5,6 +5,7 @@ Options: `rows`, `valid` (row counts), `groups` (two optimizer groups), `frozen`
 `flip` (positions of training rows whose target is turned round).
 """
 
+import errno
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+import trainer.checkpoint
 from trainer.batches import Batch, BatchPlan
 from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_bytes
 from trainer.data import Dataset, Split
@@ -75,7 +77,9 @@ def toy_split(rows: int, first: int, flip: list[int] | None = None) -> Split:
     return Split(numeric, categorical, target, np.arange(first, first + rows))
 
 
-def toy_parts(kill: Mapping[str, Any], pause_s: float) -> Parts:
+def toy_parts(kill: Mapping[str, Any], pause_s: float, quota: int | None) -> Parts:
+    if quota is not None:
+        _limit_checkpoints(quota)
     return Parts(
         load_data=_load,
         build_model=lambda spec, _inputs, _root: ToyModel(spec.model.options, kill, pause_s),
@@ -133,6 +137,24 @@ def _write(folder: Path, data: bytes) -> Manifest:
     manifest = Manifest((ManifestEntry("weights.safetensors", len(data), digest_bytes(data)),))
     (folder / "manifest.json").write_bytes(manifest.canonical())
     return manifest
+
+
+def _limit_checkpoints(quota: int) -> None:
+    """Let the disk be full when the folder of checkpoints holds `quota` bytes: what fits of a file is still written."""
+    write = trainer.checkpoint.write_synced
+
+    def write_what_fits(path: Path, data: bytes) -> None:
+        used = sum(_on_disk(file.stat().st_size) for file in path.parent.parent.rglob("*") if file.is_file())
+        fits = quota - used >= _on_disk(len(data))
+        write(path, data if fits else data[: max(0, quota - used)])
+        if not fits:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    trainer.checkpoint.write_synced = write_what_fits
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // 4096) * 4096
 
 
 # Programs for `support.trainer_runs.start_ranks`, beside the rank itself.

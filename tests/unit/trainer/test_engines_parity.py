@@ -1,4 +1,4 @@
-"""Two ranks compute what one process computes with the whole batch, for each engine; and the gate sees a lost gradient."""
+"""Two ranks compute what one process does with the whole batch, for each engine; the gate sees a lost gradient."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def take_steps(folder: Path, spec: RunSpec, ranks: int, **arguments: object) -> 
     folder.mkdir()
     function = "support.trainer_toys:engine_steps" if ranks else "support.trainer_toys:bare_steps"
     given = {"spec_json": json.dumps(spec.to_json()), "steps": STEPS, "out": str(folder / "rank"), **arguments}
-    assert set(warm().wait(start_ranks(function, folder / "attempt.json", ranks or 1, given))) == {0}
+    assert set(warm().wait(start_ranks(function, [folder / "attempt.json"] * (ranks or 1), given))) == {0}
     return [json.loads((folder / f"rank-{rank}.json").read_bytes()) for rank in range(ranks or 1)]
 
 

@@ -1,6 +1,6 @@
 """Which rows each step learns from, the rates, and the validation measure: pure functions."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_rates_warm_up_linearly_and_fall_to_nothing() -> None:
     factors = [rate_factor(step, 100, spec) for step in range(100)]
     assert factors[:10] == [(step + 1) / 10 for step in range(10)]
     assert factors[10] == 1.0
-    assert all(late < early for early, late in zip(factors[10:], factors[11:], strict=False))
+    assert all(late < early for early, late in pairwise(factors[10:]))
     assert 0 < factors[-1] < 0.001
     assert rate_factor(0, 1, OptimizerSpec(warmup_share=0.0)) == 1.0
 
