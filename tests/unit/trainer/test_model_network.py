@@ -49,7 +49,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(made: tuple[Run
     grouped = [names[id(p)] for g in (decay, rest) for p in g["params"]]
     assert sorted(grouped) == sorted(names.values())
     assert all(
-        n.endswith("weight") and "norm" not in n and "embeddings" not in n
+        n.endswith("weight") and "norm" not in n and "embeddings" not in n and "waves" not in n
         for n in (names[id(p)] for p in decay["params"])
     )
 
@@ -63,7 +63,9 @@ def test_unknown_and_missing_categories_start_without_an_opinion(made: tuple[Run
             assert weight[2:].all()
 
 
-@pytest.mark.parametrize("options", [{"height": 3}, {"width": 0}, {"blocks": -1}, {"dropout": 1.0}, {"dropout": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"height": 3}, {"width": 0}, {"blocks": -1}, {"dropout": 1.0}, {"dropout": -0.1}, {"waves": -1}]
+)
 def test_options_that_make_no_network_are_refused(made: tuple[RunSpec, Dataset], options: dict[str, float]) -> None:
     spec, dataset = made
     wrong = replace(spec, model=replace(spec.model, options=options))
