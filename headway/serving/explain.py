@@ -230,11 +230,10 @@ def _snapshots(walk: Walk, run: TrainingRun) -> tuple[FeatureSnapshot, ...]:
     for dataset, version, content in run.facts.datasets:
         if (dataset, version, content) not in pinned:
             walk.report(f"{dataset} version {version}", f"run {run.run_id} pins it, and none of its snapshots does")
-        found = services.catalog.version(services.principal, dataset, version).content_digest
-        if found != content:
-            walk.report(
-                f"{dataset} version {version}", f"run {run.run_id} pinned content {content}, the catalog says {found}"
-            )
+        found = walk.version(dataset, version)
+        if found is not None and found.content_digest != content:
+            message = f"run {run.run_id} pinned content {content}, the catalog says {found.content_digest}"
+            walk.report(f"{dataset} version {version}", message)
     return snapshots
 
 

@@ -20,9 +20,11 @@ from headway.features import kernel
 from headway.features.clocks import instants
 from headway.features.kernel import Observations
 from headway.features.kernel.encode import EncodedKeys, encode_keys
-from headway.features.plan import Cells, CompiledView, FeaturePlan, SourceRows, first_observed, prepare
+from headway.features.plan import Cells, CompiledView, CustomFunction, FeaturePlan, SourceRows, first_observed, prepare
 
 Rows = NDArray[np.int64]
+
+_POSITION = "__position"
 
 
 class RowsNotExplained(HeadwayError):
@@ -69,11 +71,21 @@ def select_rows(
         found |= {f: Selection(view.spec.source, rows) for f, rows in chosen.items()}
     first = first_observed(labels, spec.label.observation_time)
     for name, custom in plan.custom.items():
-        # A function may look at all that it is given.
-        numbered = sources[custom.source].append_column("__position", pa.array(np.arange(len(sources[custom.source]))))
-        given = replace(custom, columns=(*custom.columns, "__position")).rows(numbered, first)
-        found[name] = Selection(custom.source, given.column("__position").to_numpy())
+        rows = _custom_rows(custom, spec.label.observation_time, one, first, sources[custom.source])
+        alone = custom.run(one, custom.rows(sources[custom.source].take(pa.array(rows)), first))
+        _require_same(name, alone, rows, cells[name], index)
+        found[name] = Selection(custom.source, rows)
     return found
+
+
+def _custom_rows(custom: CustomFunction, observed: str, one: pa.Table, first: int, table: pa.Table) -> Rows:
+    """What the function gets and may use: the leakage proof showed that rows not known before the row do not matter."""
+    at = int(instants(one.column(observed), observed)[0][0])
+    numbered = table.append_column(_POSITION, pa.array(np.arange(len(table))))
+    given = replace(custom, columns=(*custom.columns, _POSITION)).rows(numbered, first)
+    times = custom.clock.times(table)
+    positions = given.column(_POSITION).to_numpy()
+    return positions[times.admitted[positions] & (times.known[positions] < at)]
 
 
 def _view_rows(
@@ -169,6 +181,10 @@ def _require_same_value(
 ) -> None:
     """Run the view on the selected rows alone; its value must be the cell's, to the last bit."""
     alone = view.answer(one, prepare(view.source, view.clock, table.take(pa.array(rows))))[feature]
+    _require_same(feature, alone, rows, cell, index)
+
+
+def _require_same(feature: str, alone: Cells, rows: Rows, cell: Cells, index: int) -> None:
     there = cell.take(np.array([index]))
     same = _bits(alone.value) == _bits(there.value) and _bits(alone.event_time) == _bits(there.event_time)
     # Without rows, what a cell says of itself may rest on nulls that were passed over.

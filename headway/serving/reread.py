@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headway.artifacts.errors import BlobCorrupt, StoreError
 from headway.artifacts.manifest import InvalidManifest, read_manifest
 from headway.catalog import DatasetVersion
+from headway.catalog.errors import InvalidFact, UnknownVersion
 from headway.datasets.canonical import may_be_shown
 from headway.datasets.digest import digest_of_rows, row_digests
 from headway.datasets.rows import ROWS_ENTRY, kept_positions, stored_rows
@@ -59,6 +60,14 @@ class Walk:
         """Note a problem."""
         self.problems.append(Problem(place, message))
 
+    def version(self, dataset: str, version: int) -> DatasetVersion | None:
+        """A dataset version as the catalog has it; None, and a problem, when the catalog's facts contradict."""
+        try:
+            return self.services.catalog.version(self.services.principal, dataset, version)
+        except (InvalidFact, UnknownVersion) as error:
+            self.report(f"{dataset} version {version}", str(error))
+            return None
+
 
 def read_inputs(walk: Walk, group: DetailGroup | None) -> list[ReadVersion] | None:
     """Every dataset version of a group, read again and checked; None when one of them is not what it was."""
@@ -70,7 +79,9 @@ def read_inputs(walk: Walk, group: DetailGroup | None) -> list[ReadVersion] | No
 
 def _read_version(walk: Walk, pinned: PinnedRows) -> ReadVersion | None:
     services, place = walk.services, f"{pinned.dataset} version {pinned.version}"
-    version = services.catalog.version(services.principal, pinned.dataset, pinned.version)
+    version = walk.version(pinned.dataset, pinned.version)
+    if version is None:
+        return None
     place = f"{place} ({version.partition})" if version.partition else place
     if version.content_digest != pinned.content_digest:
         walk.report(

@@ -6,8 +6,6 @@ first: what is verified is what is loaded, and an old version is run by its own 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,17 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from headway.artifacts.manifest import read_manifest
-from headway.artifacts.store import LocalStore
 from headway.catalog.registry_facts import ModelVersion
 from headway.errors import HeadwayError
+from headway.registry.trial import copy_artifact
 from headway.services import Services
 from headway.training.stage import stage_code
+from headway.training.trainer_process import run_trainer
 from trainer.spec import parse_run
 
 # A first import of torch takes seconds on a busy machine; a month of rows takes a minute on one core.
 DEADLINE_SECONDS = 1_800.0
-_LINES = 20
 
 
 class ContractNotMet(HeadwayError):
@@ -36,31 +33,33 @@ class ContractNotMet(HeadwayError):
 
 
 class ScoringFailed(HeadwayError):
-    """The trainer's process ended badly, or its answer is not one finite probability per row."""
+    """The trainer's answer is not one finite probability per row."""
 
 
-def score_rows(services: Services, version: ModelVersion, values: pa.Table, python: str = "") -> NDArray[np.float64]:
+def score_rows(services: Services, version: ModelVersion, values: pa.Table) -> NDArray[np.float64]:
     """The probability of each row of a values table, float64 of shape (rows,).
 
     Args:
         services: the store holds the artifact and the code; the catalog names them.
         version: the registered version, whose contract names the inputs.
         values: feature values, one row per request; columns that are no inputs are kept out.
-        python: interpreter of the trainer; empty: this one.
 
     Raises:
         ContractNotMet: an input of the contract is not there, or of another type.
         BlobMissing, BlobCorrupt, InvalidManifest, StagedCodeDiffers: the store does not hold what the registry says.
-        ScoringFailed: names the exit status and the process's last words.
+        TrainerFailed: names the exit status and the process's last words.
+        ScoringFailed: the answer is not one finite probability per row.
     """
     inputs = model_inputs(version.contract, values)
     with tempfile.TemporaryDirectory(prefix="headway-score-") as private:
         folder = Path(private)
-        copy_artifact(services.store, version.manifest_digest, folder / "artifact")
-        stage_code(services.store, _code_manifest(services, version), folder / "code")
-        pq.write_table(inputs, folder / "in.parquet")
-        _run(folder, python or sys.executable)
-        return _scores(folder / "out.parquet", inputs.num_rows)
+        artifact, given, said = folder / "artifact", folder / "in.parquet", folder / "out.parquet"
+        copy_artifact(services.store, version.manifest_digest, artifact)
+        code = stage_code(services.store, _code_manifest(services, version), folder / "code")
+        pq.write_table(inputs, given)
+        arguments = ["--artifact", str(artifact), "--input", str(given), "--output", str(said)]
+        run_trainer("trainer.score", arguments, code, DEADLINE_SECONDS)
+        return _scores(said, inputs.num_rows)
 
 
 def _code_manifest(services: Services, version: ModelVersion) -> str:
@@ -91,33 +90,6 @@ def model_inputs(contract: Mapping[str, object], values: pa.Table) -> pa.Table:
 
 
 _ARROW_NAMES = {"float64": "double"}
-
-
-def copy_artifact(store: LocalStore, manifest_digest: str, folder: Path) -> None:
-    """Copy an artifact's files into a new folder that only this user may enter, each verified by its digest."""
-    manifest = read_manifest(store, manifest_digest)
-    folder.mkdir(mode=0o700)
-    for entry in manifest.entries:
-        target = folder / entry.name
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        target.write_bytes(store.get_bytes(entry.sha256))
-    (folder / "manifest.json").write_bytes(manifest.canonical())
-
-
-def _run(folder: Path, python: str) -> None:
-    command = [python, "-m", "trainer.score", "--artifact", str(folder / "artifact")]
-    command += ["--input", str(folder / "in.parquet"), "--output", str(folder / "out.parquet")]
-    try:
-        done = subprocess.run(
-            command, cwd=folder / "code", capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ScoringFailed(
-            f"scoring took longer than {DEADLINE_SECONDS:.0f} s", "ask for fewer rows at a time"
-        ) from error
-    if done.returncode != 0:
-        words = "\n".join(done.stderr.strip().splitlines()[-_LINES:])
-        raise ScoringFailed(f"the trainer ended with {done.returncode}: {words or 'it said nothing'}", "see its words")
 
 
 def _scores(file: Path, rows: int) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from support.serving_bench import (
     DAYS,
     asked_columns,
@@ -13,24 +12,16 @@ from support.serving_bench import (
     pipeline_of,
     requests_for,
     write_flights_slice,
-    write_serving_bench,
 )
-from support.workbench import Workbench
+from support.serving_model import Served
 
 from headway.serving.features import compute_features
 
 REASONS = {"hit", "none_visible", "expired", "deleted", "null_value", "empty", "null_key"}
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
-    made = write_serving_bench(tmp_path_factory.mktemp("parity"))
-    made.ingest("data", "register", "labels")
-    return made
-
-
-def test_every_row_of_a_period_equals_its_snapshot_whatever_the_order(bench: Workbench) -> None:
-    stored = pa.concat_tables([bench.table(day) for day in DAYS]).unify_dictionaries()
+def test_every_row_of_a_period_equals_its_snapshot_whatever_the_order(served: Served) -> None:
+    bench, stored = served.bench, served.stored
     pipeline = pipeline_of(bench)
     requests = requests_for(pipeline, stored)
     mixed = np.random.default_rng(1).permutation(stored.num_rows)
