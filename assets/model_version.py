@@ -3,7 +3,7 @@
 The checks show what the gates said; what the registry believes are the signed statements behind them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,7 +16,6 @@ from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from headway.training.window import as_of_calendar
 from resources.platform import Platform
-from trainer.blobs import Json
 
 if TYPE_CHECKING:
     from headway.registry.candidates import Candidate
@@ -75,8 +74,8 @@ def _report(
     platform: Platform, key: dg.AssetKey, gates: Sequence[str], found: "Sequence[Candidate]"
 ) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument]
 
+    from headway.registry.card import card_rows
     from headway.registry.dossier import newest_results
-    from headway.registry.judge import evaluation_report
 
     last = found[-1]
     services = platform.services()
@@ -89,35 +88,13 @@ def _report(
         "run_id": last.version.run_id,
         "refused": ", ".join(f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed),
         "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
-        **table("metrics", metric_rows(evaluation_report(services, last.version) or {})),
+        **table("metrics", card_rows(services, last.version)),
     }
     results = newest_results(services, last.version)
     checks = [_check(key, gate, results.get(gate), last.version.kind) for gate in gates]
     return dg.MaterializeResult(
         metadata=guarded(facts), data_version=dg.DataVersion(last.version.manifest_digest), check_results=checks
     )
-
-
-def metric_rows(report: Mapping[str, Json]) -> list[dict[str, object]]:
-    """One row per model: its metrics, the interval of its AUC, and how much more AUC the candidate has."""
-    metrics, gains = report.get("metrics"), report.get("gains")
-    if not isinstance(metrics, Mapping) or not isinstance(gains, Mapping):
-        return []
-    rows: list[dict[str, object]] = []
-    for model, found in metrics.items():
-        row: dict[str, object] = {"model": model}
-        for name, interval in found.items() if isinstance(found, Mapping) else ():
-            row[name] = _part(interval, "value")
-            if name == "auc":
-                row |= {"auc_lower": _part(interval, "lower"), "auc_upper": _part(interval, "upper")}
-        gain = gains.get(model)
-        row |= {"gain": _part(gain, "value"), "gain_lower": _part(gain, "lower"), "gain_upper": _part(gain, "upper")}
-        rows.append(row)
-    return rows
-
-
-def _part(interval: Json, name: str) -> Json:
-    return interval.get(name) if isinstance(interval, Mapping) else None
 
 
 def _check(key: dg.AssetKey, gate: str, result: Any, kind: str) -> dg.AssetCheckResult:  # noqa: ANN401
