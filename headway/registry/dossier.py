@@ -61,6 +61,7 @@ class Dossier:
             self.kind,
             self.manifest_digest,
             digest_json(self.contract),
+            self.policy_version,
             digest_json(self.policy),
         )
 

@@ -75,6 +75,7 @@ class _Case:
             facts.kind,
             facts.manifest_digest,
             facts.contract_hash,
+            self.policy.version,
             self.policy.digest,
         )
 
@@ -255,8 +256,6 @@ def _settle(
 
 def _counts(services: Services, keyring: KeyRing, case: _Case, policy: Policy, known: GateResult) -> bool:
     """Whether a recorded statement verifies, speaks of this champion, and has half of its life before it."""
-    if known.policy_version != case.policy.version:
-        return False
     listed = services.catalog.attestations(services.principal, case.version.manifest_digest)
     envelopes = {a.statement_digest: a.envelope_digest for a in listed}
     try:

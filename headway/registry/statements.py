@@ -38,6 +38,7 @@ class Judged:
     kind: str
     manifest_digest: str
     contract_hash: str
+    policy_version: int
     policy_digest: str
 
 
@@ -89,6 +90,7 @@ def open_gate(signed: Signed, trust: Trust, gate: str, judged: Judged) -> Statem
         ("wrong_version", "kind", judged.kind),
         ("wrong_gate", "gate", gate),
         ("wrong_contract", "contract_hash", judged.contract_hash),
+        ("wrong_policy", "policy_version", judged.policy_version),
         ("wrong_policy", "policy_digest", judged.policy_digest),
     )
     _require(found, expected)

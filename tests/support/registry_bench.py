@@ -236,11 +236,11 @@ def write_scores(folder: Path, rows: Any) -> None:  # noqa: ANN401
     pq.write_table(pa.table(columns), folder / "scores.parquet")
 
 
-def open_bench(home: Path, template: Path) -> Bench:
+def open_bench(home: Path, template: Path, start: int = START) -> Bench:
     """A bench on a copy of a migrated SQLite catalog, with two snapshots: one to train on, one to evaluate on."""
     home.mkdir(parents=True)
     shutil.copy(template, home / "catalog.db")
-    clock = Hand(START)
+    clock = Hand(start)
     catalog = open_catalog(f"sqlite:///{home / 'catalog.db'}", clock)
     catalog.ensure_tenant(ALICE)
     catalog.register_feature_set(ALICE, None, feature_set())

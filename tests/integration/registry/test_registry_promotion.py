@@ -106,7 +106,7 @@ def test_a_judged_version_is_promoted_once_and_its_promotion_verifies(bench: Ben
     assert sorted(roles) == ["gate"] * len(GATES) + ["promoter", "trainer"]
     broken = [f for f in check(bench.services.catalog, ALICE, bench.services.store) if not f.ok]
     # The deliveries of these tests have no bytes.
-    assert [f.name for f in broken if f.name != "live blobs are in the store"] == []
+    assert [f.name for f in broken if f.name != "stored bytes"] == []
 
 
 def test_the_next_version_is_judged_against_the_champion_and_rollback_returns(bench: Bench) -> None:
@@ -202,6 +202,7 @@ def test_a_statement_for_another_digest_proves_nothing(bench: Bench) -> None:
         ({"version": True}, "wrong_version"),
         ({"model": "other"}, "wrong_version"),
         ({"kind": "logistic"}, "wrong_version"),
+        ({"policy_version": 2}, "wrong_policy"),
         ({"policy_digest": "sha256:" + "0" * 64}, "wrong_policy"),
         ({"contract_hash": "sha256:" + "0" * 64}, "wrong_contract"),
         ({"signed_at": None}, "no_time"),
