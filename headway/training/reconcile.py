@@ -26,6 +26,7 @@ AttemptEnd = Literal["succeeded", "failed", "cancelled", "lost"]
 
 _BY_CODE = (ExitCode.REFUSED_SPEC, ExitCode.USER_CODE)
 _BATCH = 1_000
+_BEAT_EVERY_US = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ class Reconciler:
         if attempt.state != "running":
             yield Action(attempt.run_id, attempt.attempt, "running", "its processes are there")
             catalog.mark_running(principal, None, attempt.run_id, attempt.attempt, attempt.token)
-        catalog.beat(principal, attempt.run_id, attempt.attempt, attempt.token, catalog.clock())
+        now = catalog.clock()
+        if attempt.heartbeat_at is None or now - attempt.heartbeat_at >= _BEAT_EVERY_US:
+            catalog.beat(principal, attempt.run_id, attempt.attempt, attempt.token, now)
 
     def _ended(self, run: TrainingRun, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         result: RunResult | None = None

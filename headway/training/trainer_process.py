@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headway.errors import HeadwayError
+from headway.processes import die_with_parent
 
 _LINES = 15
 # What a computation needs of our environment. Nothing else passes: model code must not see what may be secret.
@@ -31,6 +32,7 @@ def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline
         TrainerFailed: it ended with another status than 0, or took longer than `deadline_s` seconds.
     """
     command = [sys.executable, "-m", module, *arguments]
+    us = os.getpid()
     try:
         done = subprocess.run(
             command,
@@ -40,6 +42,7 @@ def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline
             text=True,
             timeout=deadline_s,
             check=False,
+            preexec_fn=lambda: die_with_parent(us),
         )
     except subprocess.TimeoutExpired as error:
         raise TrainerFailed(module, None, f"{deadline_s:.0f} s are over") from error

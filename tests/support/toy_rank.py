@@ -3,7 +3,7 @@
 A double at the boundary of the user's torch code; everything else (node, supervisor, launcher, catalog, Dagster) is
 real. What it does follows from the files beside its run spec, so that a test can change it while it runs:
 
-- `hold`: keep stepping until the file is gone;
+- `hold`, there or in the folder of all runs: keep stepping until the file is gone;
 - `exit`: leave with the code written in it (once: rank 0 takes the file away first);
 - `exit_always`: the same, each time;
 - `nan`: report a metric that is no finite number (null).
@@ -34,7 +34,7 @@ def main() -> int:
     sink = EventSink.from_environment()
     sink.emit("phase", {"name": "train", "may_take_s": None})
     step = 0
-    while step < 3 or (run_dir / "hold").exists():
+    while step < 3 or any((folder / "hold").exists() for folder in (run_dir, run_dir.parent)):
         step += 1
         sink.beat()
         if rank == 0:

@@ -99,7 +99,7 @@ ATTRIBUTES: dict[str, Any] = {
     "training": {
         "factory": "model.build",
         "options": {"width": 8, "blocks": 1},
-        "as_of": {"start": "2026-03-01", "end": "2026-06-01"},
+        "as_of": {"start": "2026-02-01", "end": "2026-06-01"},
         "window": 12,
         "categorical": ["shop"],
         "engine": "ddp",
@@ -166,15 +166,22 @@ class TrainingBench:
 
     folder: Path
     home: Path
+    database_url: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings of this bench as variables."""
+        database = {"HEADWAY_DATABASE_URL": self.database_url} if self.database_url else {}
+        return {"HEADWAY_HOME": str(self.home), **database}
 
     @property
     def settings(self) -> Any:  # noqa: ANN401 - headway.home.Settings
         """The settings of this home."""
-        return load_settings({"HEADWAY_HOME": str(self.home)})
+        return load_settings(self.environment)
 
     def run(self, *arguments: str) -> Result:
         """The `headway` command in this home."""
-        return CliRunner().invoke(main, list(arguments), env={"HEADWAY_HOME": str(self.home), "COLUMNS": "200"})
+        return CliRunner().invoke(main, list(arguments), env={**self.environment, "COLUMNS": "200"})
 
     def json(self, *arguments: str) -> Any:  # noqa: ANN401 - any document
         """What a command prints as JSON; the test fails when it does not end well."""
@@ -244,10 +251,12 @@ def write_shop(folder: Path, change: Callable[[dict[str, Any]], None] | None = N
     shutil.copy(CODE_ROOT / "pipelines" / "flight_delay" / "model.py", folder / "model.py")
 
 
-def build_shop(root: Path) -> TrainingBench:
+def build_shop(
+    root: Path, database_url: str = "", change: Callable[[dict[str, Any]], None] | None = None
+) -> TrainingBench:
     """Write the pipeline, ingest its source and build every month's snapshot."""
-    bench = TrainingBench(root / "shop", root / "home")
-    write_shop(bench.folder)
+    bench = TrainingBench(root / "shop", root / "home", database_url)
+    write_shop(bench.folder, change)
     for command in (
         ("datasets", "ingest", "--pipeline", str(bench.folder), "--source", "visits"),
         ("snapshots", "build", "--pipeline", str(bench.folder), *(a for m in MONTHS for a in ("--partition", m))),

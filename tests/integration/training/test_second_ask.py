@@ -209,3 +209,10 @@ def test_budget_is_reserved_settled_and_exhausted_by_name(bench: TrainingBench, 
     refused = failure(bench.materialize(instance, config={"seed": 9}))
     assert "540" in refused
     assert len(bench.runs()) == 1
+
+
+def test_a_metric_that_is_no_number_fails_its_check(bench: TrainingBench, instance: dg.DagsterInstance) -> None:
+    bench.control(planned_run_id(bench), "nan", "")
+    result = bench.materialize(instance)
+    found = {e.check_name: e.passed for e in result.get_asset_check_evaluations()}
+    assert found == {"finished": True, "finite_metrics": False}
