@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from headway.artifacts.errors import StoreError
 from headway.artifacts.store import LocalStore
-from headway.catalog import tables
+from headway.catalog import registry_invariants, run_invariants, tables
 from headway.catalog.catalog import Catalog
 from headway.catalog.commands import load
 from headway.catalog.datasets import STEPS, read_events, read_versions
@@ -28,6 +28,8 @@ from headway.catalog.facts import (
     snapshot_node,
 )
 from headway.catalog.lineage import read_blobs
+from headway.catalog.registry_invariants import Registry
+from headway.catalog.run_facts import TrainingRun
 
 _SHOWN = 5
 
@@ -51,6 +53,8 @@ class _State:
     events: dict[str, list[DatasetEvent]]
     blobs: list[BlobRow]
     edges: set[tuple[str, str, str]]
+    runs: list[TrainingRun]
+    registry: Registry
 
 
 def check(catalog: Catalog, principal: Principal, store: LocalStore) -> list[Finding]:
@@ -93,6 +97,8 @@ def _read(connection: sa.Connection, dialect: str, tenant: str) -> _State:
         events={name: read_events(connection, tenant, name, None) for name in datasets},
         blobs=read_blobs(connection, tenant),
         edges={(row.child, row.parent, row.role) for row in edges},
+        runs=run_invariants.every_run(connection, tenant),
+        registry=registry_invariants.read_registry(connection, tenant),
     )
 
 
@@ -221,6 +227,7 @@ def _blob_rows(state: _State) -> list[str]:
         (snapshot_node(row.snapshot_id), "feature_snapshot", row.manifest_digest)
         for row in state.connection.execute(manifests)
     ]
+    wanted += run_invariants.wanted_blobs(state.runs) + registry_invariants.wanted_blobs(state.registry)
     for node, kind, digest in wanted:
         if digest not in live or (kind, node) not in live[digest].owners:
             broken.append(f"{node}: blob {digest} is not live and owned by it")
@@ -315,6 +322,7 @@ def _lineage(state: _State) -> list[str]:
         node = snapshot_node(row.snapshot_id)
         wanted.add((node, feature_set_node(row.feature_set, row.feature_set_version), "features"))
         wanted |= {(node, dataset_node(i.dataset, i.version), "input") for i in inputs_of(load(row.inputs))}
+    wanted |= run_invariants.wanted_edges(state.runs) | registry_invariants.wanted_edges(state.registry)
     return [f"edge {child} <- {parent} ({role}) is missing" for child, parent, role in sorted(wanted - state.edges)]
 
 
@@ -365,12 +373,72 @@ _CHECKS: tuple[tuple[str, str, Callable[[_State], list[str]], str], ...] = (
     ("I1", "dataset events", _event_steps, "every event is a legal step from the one before"),
     ("I1", "current versions", _partition_fold, "every partition's row is the fold of its events, epochs 1..n"),
     ("I1", "snapshot events", _snapshot_events, "numbered 1..n per partition"),
+    (
+        "I1",
+        "run events",
+        lambda state: run_invariants.numbered_events(state.connection, state.tenant),
+        "numbered 1..n per run, and per node's stream",
+    ),
+    (
+        "I1",
+        "endpoints",
+        lambda state: registry_invariants.endpoint_fold(state.registry),
+        "every endpoint is the fold of its moves, epochs 1..n",
+    ),
+    (
+        "I2",
+        "rollouts",
+        lambda state: registry_invariants.rollouts(state.registry),
+        "at most one is open per endpoint, and every promotion has its own",
+    ),
+    (
+        "I3",
+        "served versions",
+        lambda state: registry_invariants.served_versions(state.registry, state.blobs),
+        "every version that an endpoint names exists, is not retired, and its blobs are live",
+    ),
+    (
+        "I4",
+        "promotion evidence",
+        lambda state: registry_invariants.promotion_evidence(state.registry),
+        "every promotion passed each gate of the policy in force (signatures: headway models verify)",
+    ),
+    (
+        "I5",
+        "model version numbers",
+        lambda state: registry_invariants.version_numbers(state.registry),
+        "1..n per model, its policy, and each gate of a version",
+    ),
     ("I5", "version numbers", _version_numbers, "1..n per dataset and feature set"),
     ("I6", "one key, one effect", _one_effect, "one audit row, one outbox row and one stored answer per key"),
     ("I8", "append-only tables", _append_only, "UPDATE, DELETE and TRUNCATE of every fact are refused"),
     ("I9", "blob rows", _blob_rows, "every blob of a version or snapshot is live and owned"),
     ("I10", "outbox order", _outbox_order, "numbered 1..n per aggregate, in commit order"),
+    (
+        "I11",
+        "predictions",
+        lambda state: registry_invariants.predictions(state.registry),
+        "every prediction's version and arm were the endpoint's at its epoch",
+    ),
+    (
+        "I14",
+        "budgets",
+        lambda state: run_invariants.budget_sums(state.connection, state.tenant),
+        "reserved and spent stay within every limit, one reservation per attempt",
+    ),
+    (
+        "I14",
+        "reservations",
+        lambda state: run_invariants.reservations(state.connection, state.tenant),
+        "none outlives its attempt",
+    ),
     ("I16", "tenant wall", _tenant_wall, "the tenant is the first key column everywhere, behind row security if any"),
     ("I19", "snapshot inputs", _snapshot_inputs, "every snapshot read released versions on the evidence it names"),
-    ("lineage", "lineage edges", _lineage, "every version and snapshot is linked to what it came from"),
+    (
+        "I20",
+        "attempts",
+        lambda state: run_invariants.attempt_states(state.connection, state.tenant, state.runs),
+        "every attempt is the fold of its events; ends never change, and a success is the last word",
+    ),
+    ("lineage", "lineage edges", _lineage, "everything is linked to what it came from"),
 )

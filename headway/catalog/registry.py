@@ -136,6 +136,7 @@ def set_policy(step: Step, model_id: str, policy: Json) -> Document:
             policy_digest=digest,
             created_by=step.principal.actor,
             created_at=step.now,
+            command_key=step.key,
         )
     return encode(find_policy(step.connection, step.tenant, model_id))
 
@@ -161,8 +162,13 @@ def record_result(step: Step, facts: GateResultFacts) -> Document:
         raise UnknownPolicy(facts.model_id, facts.policy_version)
     newest = newest_result(step.connection, step.tenant, facts.model_id, facts.version, facts.gate)
     if newest is None or not _same_result(newest, facts):
-        attempt = 1 if newest is None else newest.attempt + 1
-        step.insert(gate_result, **encode(facts) | {"metrics": dump(facts.metrics), "attempt": attempt, "at": step.now})
+        values = encode(facts) | {
+            "metrics": dump(facts.metrics),
+            "attempt": 1 if newest is None else newest.attempt + 1,
+            "at": step.now,
+            "command_key": step.key,
+        }
+        step.insert(gate_result, **values)
     return encode(newest_result(step.connection, step.tenant, facts.model_id, facts.version, facts.gate))
 
 

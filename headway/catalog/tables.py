@@ -549,6 +549,7 @@ gate_policy = sa.Table(
     _text("policy_digest"),
     _text("created_by"),
     _int("created_at"),
+    _text("command_key"),
     _refers(["model_id"], "model"),
 )
 
@@ -567,6 +568,7 @@ gate_result = sa.Table(
     _optional_text("statement_digest"),
     _text("artifact_digest"),
     _int("at"),
+    _text("command_key"),
     _refers(["model_id", "version"], "model_version"),
     _refers(["model_id", "policy_version"], "gate_policy"),
     _refers(["statement_digest"], "attestation"),

@@ -1,39 +1,18 @@
 """Two transactions at once, held at a labelled point: version numbers, the key claim, check-then-write pairs."""
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from support.catalog_facts import ALICE, Ticker, delivery, evidence, feature_set, snapshot
+from support.catalog_race import race
 
 from headway.artifacts.store import LocalStore
 from headway.catalog import open_catalog
 from headway.catalog.catalog import Catalog
 from headway.catalog.errors import IdempotencyConflict, InputNotReleased
 from headway.catalog.invariants import check
-
-WAIT = 60.0
-
-
-class Gate:
-    """A probe that holds the first command at one point until it is opened."""
-
-    def __init__(self, point: str) -> None:
-        self._point = point
-        self._open = threading.Event()
-        self.reached = threading.Event()
-
-    def __call__(self, reached: str) -> None:
-        if reached == self._point:
-            self.reached.set()
-            assert self._open.wait(WAIT)
-
-    def open(self) -> None:
-        """Let the held command go on."""
-        self._open.set()
 
 
 @pytest.fixture
@@ -50,60 +29,12 @@ def catalog(catalog_url: str) -> Iterator[Catalog]:
     opened.close()
 
 
-def _race(
-    url: str,
-    workers: ThreadPoolExecutor,
-    point: str,
-    first: Callable[[Catalog], object],
-    second: Callable[[Catalog], object],
-) -> "tuple[Future[object], Future[object]]":
-    """Hold `first` at `point`, start `second`, wait until the database makes it wait, then open the gate."""
-    gate = Gate(point)
-    begun = threading.Event()
-    held = open_catalog(url, Ticker(), gate)
-    free = open_catalog(url, Ticker(), lambda reached: begun.set() if reached == "begun" else None)
-    try:
-        one = workers.submit(first, held)
-        assert gate.reached.wait(WAIT)
-        two = workers.submit(second, free)
-        _until_waiting(url, begun)
-        assert not two.done()
-        gate.open()
-        one.exception(WAIT)
-        two.exception(WAIT)
-    finally:
-        gate.open()
-        held.close()
-        free.close()
-    return one, two
-
-
-def _until_waiting(url: str, begun: threading.Event) -> None:
-    if url.startswith("sqlite"):
-        # The second writer waits for BEGIN IMMEDIATE, so it never gets as far as its first point.
-        assert not begun.wait(0.3)
-        return
-    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
-    waiting = sa.text(
-        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
-        "WHERE NOT granted AND datname = current_database()"
-    )
-    with engine.connect() as connection:
-        for _ in range(2_000):
-            if connection.execute(waiting).scalar_one() > 0:
-                break
-            threading.Event().wait(0.01)
-        else:
-            raise AssertionError("the second transaction never waited for the first")
-    engine.dispose()
-
-
 @pytest.mark.parametrize("point", ["effect", "before_commit"])
 def test_two_deliveries_at_once_get_different_numbers(
     catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor, tmp_path: Path, point: str
 ) -> None:
     catalog.register_version(ALICE, "zero", delivery(content=0))
-    one, two = _race(
+    one, two = race(
         catalog_url,
         workers,
         point,
@@ -126,7 +57,7 @@ def test_one_key_at_once_has_one_effect(
     catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor, point: str, key: str | None
 ) -> None:
     send = lambda c: c.register_version(ALICE, key, delivery())  # noqa: E731
-    one, two = _race(catalog_url, workers, point, send, send)
+    one, two = race(catalog_url, workers, point, send, send)
     assert one.result() == two.result()
     assert len(catalog.dataset_events(ALICE, "flights")) == 1
     assert [row.action for row in catalog.audit_rows(ALICE)] == ["tenant.ensure", "dataset.register"]
@@ -136,7 +67,7 @@ def test_one_key_at_once_has_one_effect(
 def test_one_key_at_once_for_two_commands_is_a_conflict(
     catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
 ) -> None:
-    one, two = _race(
+    one, two = race(
         catalog_url,
         workers,
         "claimed",
@@ -153,7 +84,7 @@ def test_an_input_cannot_be_retired_while_a_snapshot_of_it_is_published(
 ) -> None:
     _release(catalog)
     facts = snapshot((catalog.version(ALICE, "flights", 1),))
-    one, two = _race(
+    one, two = race(
         catalog_url,
         workers,
         "effect",
@@ -171,7 +102,7 @@ def test_a_snapshot_of_an_input_that_is_being_retired_waits_and_is_refused(
 ) -> None:
     _release(catalog)
     facts = snapshot((catalog.version(ALICE, "flights", 1),))
-    one, two = _race(
+    one, two = race(
         catalog_url,
         workers,
         "effect",
@@ -187,7 +118,7 @@ def test_a_snapshot_of_an_input_that_is_being_retired_waits_and_is_refused(
 def test_a_reader_of_the_outbox_never_passes_a_row_still_in_flight(
     catalog: Catalog, catalog_url: str, workers: ThreadPoolExecutor
 ) -> None:
-    one, two = _race(
+    one, two = race(
         catalog_url,
         workers,
         "before_commit",

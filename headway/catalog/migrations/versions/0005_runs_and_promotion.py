@@ -70,6 +70,9 @@ def _registry() -> None:
         sa.CheckConstraint("kind IN ('retired')", name="kind"),
     )
     _add("attestation", text=("blobs",))
+    # Which of two came first is the order of their audit rows: their times were read before their locks.
+    _add("gate_policy", text=("command_key",))
+    _add("gate_result", text=("command_key",))
     op.create_index(None, "gate_result", ["tenant_id", "statement_digest"])
     for name in ("reason", "evidence", "promotion_statement"):
         op.add_column("endpoint_event", sa.Column(name, sa.Text, nullable=True))
