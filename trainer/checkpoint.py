@@ -172,7 +172,10 @@ class Checkpoints:
             self._sink.emit(
                 "checkpoint", {"step": step, "kind": kind, "manifest": answer["manifest"], "path": str(path)}
             )
-            self._prune({step} | ({best.step} if best else set()))
+            try:
+                self._prune({step} | ({best.step} if best else set()))
+            except OSError as error:
+                raise StorageFailed(f"an older checkpoint could not be removed: {error}") from error
         return Saved("published")
 
     def weights(self, step: int) -> dict[str, Tensor]:

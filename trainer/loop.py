@@ -52,12 +52,7 @@ class LossNotFinite(ArithmeticError):
 
 
 class Preempted(Exception):
-    """Training stopped because it was asked to; what it had done is saved as far as `saved` says."""
-
-    def __init__(self, step: int, reason: str, saved: str) -> None:
-        super().__init__(f"stopped after step {step} ({reason}), checkpoint {saved}")
-        self.step = step
-        self.reason = reason
+    """The run stopped because it was asked to; the message says after which step, why, and what was saved."""
 
 
 class ResumeRefused(ValueError):
@@ -274,7 +269,7 @@ class Trainer:
         saved = "was there already"
         if self._saved_step != step:
             saved = self._save("last", needed=True, deadline_s=self._spec.restart.grace_s)
-        raise Preempted(step, found[1], saved)
+        raise Preempted(f"stopped after step {step} ({found[1]}), checkpoint {saved}")
 
     def _save(self, kind: Kind, *, needed: bool = False, deadline_s: float | None = None) -> str:
         """Save on all ranks; what became of it.
@@ -352,7 +347,8 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
     random.seed(digest[:8])
     np.random.seed(int.from_bytes(digest[8:12], "little"))
-    torch.manual_seed(int.from_bytes(digest[16:24], "little"))
+    # Not torch.manual_seed: that notes its caller's stack for the GPUs that are not there, each time.
+    torch.default_generator.manual_seed(int.from_bytes(digest[16:24], "little"))
 
 
 def auc(scores: NDArray[np.float64], target: NDArray[np.float32]) -> float | None:

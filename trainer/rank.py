@@ -199,7 +199,9 @@ class Rank:
         """Called by what takes long outside of the loop: one more sign of life, and the place to stop when asked."""
         self._sink.beat()
         if self._stop.reason is not None:
-            raise Preempted(0, self._stop.reason, "not needed outside of the training loop")
+            raise Preempted(
+                f"stopped outside of the training loop ({self._stop.reason}), where nothing is left to save"
+            )
 
     def _phase(self, name: str, may_take_s: float | None) -> None:
         self._sink.emit("phase", {"name": name, "may_take_s": may_take_s})
@@ -235,3 +237,5 @@ def exit_code(error: BaseException) -> ExitCode:
 def _configure_torch(spec: RunSpec) -> None:
     torch.set_num_threads(spec.threads)
     torch.use_deterministic_algorithms(spec.determinism == "deterministic")
+    # Guards against code that reads memory before it writes it, at a tenth of the step's time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
