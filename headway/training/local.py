@@ -220,7 +220,7 @@ class LocalLauncher:
 
 
 def _environment(attempt: AttemptSpec, folder: Path) -> dict[str, str]:
-    """What the attempt's processes get: the little they need of ours, the attempt's own, and its mark."""
+    """What the supervisor gets and passes on: the little that workers need of ours, and the attempt's mark."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -230,7 +230,7 @@ def _environment(attempt: AttemptSpec, folder: Path) -> dict[str, str]:
         "HEADWAY_ATTEMPT": f"{attempt.run_id}/{attempt.attempt}",
         "TRAINER_ATTEMPT": str(folder / "attempt.json"),
     }
-    return {**passed, **attempt.environment, **mark}
+    return {**passed, **mark}
 
 
 def _was_started(folder: Path) -> bool:

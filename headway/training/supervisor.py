@@ -121,6 +121,8 @@ class Supervisor:
     def _start_node(self, attempt: AttemptSpec, node: int, port: int, store_fd: int) -> NodeProcess:
         environment = {
             **os.environ,
+            # Here and not for this process: the attempt may bring the `trainer` of the day it was planned.
+            **attempt.environment,
             # Ranks of one machine talk over the loopback device, whatever the machine's own name resolves to.
             "GLOO_SOCKET_IFNAME": "lo",
             "TRAINER_ATTEMPT": str(self._file),

@@ -183,6 +183,17 @@ def test_workers_get_what_they_need_and_no_secret(
         assert given.get("TRAINER_EVENT_FD") != "1"
 
 
+def test_the_attempts_own_environment_reaches_nodes_and_ranks_and_not_the_supervisor(
+    tmp_path: Path, launcher: LocalLauncher
+) -> None:
+    attempt = toy_attempt(tmp_path, LONG)
+    launcher.submit(attempt, toy_spec())
+    rank = rank_pid(attempt_file_of(attempt), 0)
+    assert "TOY" in environment_of(rank)
+    assert "TOY" in environment_of(node_pid(attempt, 0))
+    assert "TOY" not in environment_of(supervisor_pid(attempt))
+
+
 def test_what_contradicts_the_first_submission_is_refused(tmp_path: Path, launcher: LocalLauncher) -> None:
     launcher.submit(toy_attempt(tmp_path, {"steps": 1}), toy_spec())
     with pytest.raises(LaunchRefused, match=r"spec\.json exists with other content"):
