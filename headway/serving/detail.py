@@ -33,6 +33,8 @@ FORMAT = "headway.prediction/1"
 GROUP = "__group"
 DIGEST_BYTES = 32
 
+RowDigests = dict[tuple[str, int], list[bytes]]
+
 
 class InputAltered(HeadwayError):
     """The stored rows of a dataset version are not those that its content digest names."""
@@ -79,23 +81,28 @@ class Detail:
         return [i for i, g in enumerate(self.requests.column(GROUP).to_pylist()) if g == group]
 
 
-def put_detail(
-    services: Services, computed: ComputedRequests, facts: Mapping[str, Json]
-) -> tuple[str, tuple[Blob, ...]]:
-    """Store the document of a batch; the digest that names it, and all of its blobs.
+def verified_inputs(services: Services, computed: ComputedRequests) -> RowDigests:
+    """The digest of each stored row of every dataset version that the requests were computed from.
 
     Raises:
-        InputAltered: a dataset version that was read is not what its content digest says.
+        InputAltered: a version is not what its content digest says.
     """
-    digests: dict[tuple[str, int], Blob] = {}
-    groups: list[Json] = []
+    found: RowDigests = {}
     for group in computed.groups:
         for versions in group.inputs.released.values():
             for pinned in versions:
                 key = (pinned.version.dataset, pinned.version.version)
-                if key not in digests:
-                    digests[key] = services.store.put_bytes(b"".join(verified_row_digests(services, pinned.version)))
-        groups.append(_group_document(group.partition, group.inputs, digests))
+                if key not in found:
+                    found[key] = _row_digests(services, pinned.version)
+    return found
+
+
+def put_detail(
+    services: Services, computed: ComputedRequests, digests: RowDigests, facts: Mapping[str, Json]
+) -> tuple[str, tuple[Blob, ...]]:
+    """Store the document of a batch with the digests that `verified_inputs` gave; its digest, and all of its blobs."""
+    rows = {key: services.store.put_bytes(b"".join(found)) for key, found in digests.items()}
+    groups: list[Json] = [_group_document(group.partition, group.inputs, rows) for group in computed.groups]
     requests = computed.requests.append_column(GROUP, pa.array(computed.group_of()))
     inputs = canonical_json({"format": FORMAT, **facts, "groups": groups})
     named = {
@@ -103,7 +110,7 @@ def put_detail(
         "requests.parquet": services.store.put_bytes(parquet_bytes(requests), "application/vnd.apache.parquet"),
         "values.parquet": services.store.put_bytes(parquet_bytes(computed.values), "application/vnd.apache.parquet"),
     }
-    named |= {f"row_digests/{dataset}/{version}": blob for (dataset, version), blob in digests.items()}
+    named |= {f"row_digests/{dataset}/{version}": blob for (dataset, version), blob in rows.items()}
     entries = tuple(manifest_entry(name, blob) for name, blob in named.items())
     manifest = put_manifest(services.store, Manifest(entries, {"kind": "prediction_detail"}))
     return manifest.digest, (*dict.fromkeys(named.values()), manifest)
@@ -130,12 +137,7 @@ def read_detail(services: Services, digest: str) -> Detail:
 _PARTS = ("inputs.json", "requests.parquet", "values.parquet")
 
 
-def verified_row_digests(services: Services, version: DatasetVersion) -> list[bytes]:
-    """The digest of each stored row of a version, in stored order, that together give its content digest.
-
-    Raises:
-        InputAltered: they do not.
-    """
+def _row_digests(services: Services, version: DatasetVersion) -> list[bytes]:
     digests = row_digests(stored_rows(services, version))
     found = digest_of_rows(digests, version.facts.schema_hash)
     if found != version.content_digest:

@@ -18,7 +18,7 @@ from headway.errors import HeadwayError
 from headway.features.contract import code_digest, contract_digest
 from headway.loading import Pipeline
 from headway.services import Services
-from headway.serving.detail import put_detail
+from headway.serving.detail import RowDigests, put_detail, verified_inputs
 from headway.serving.features import ComputedRequests, Freshness, compute_features
 from headway.serving.scoring import model_inputs, score_rows
 from trainer.blobs import Json
@@ -138,17 +138,19 @@ def predict(
 
     Raises:
         FeaturesDiffer: the version was trained on features that this tree does not compute.
+        InputAltered: the rows of a dataset version are not those that its content digest names.
         HeadwayError: as `compute_features`, `score_rows` and `Catalog.record_predictions`.
     """
     started = perf_counter()
     feature_facts = _require_same_features(services, pipeline, target.version)
     computed = compute_features(services, pipeline, requests)
     model_inputs(target.version.contract, computed.values)
+    digests = verified_inputs(services, computed)
     scores = score(services, target.version, computed.values)
     ids = new_ids(len(computed)) if target.endpoint is not None else [None] * len(computed)
     answers = [_answer(target, computed, row, float(scores[row]), ids[row]) for row in range(len(computed))]
     if target.endpoint is not None:
-        _record(services, target, target.endpoint, computed, answers, feature_facts, started)
+        _record(services, target, target.endpoint, computed, digests, answers, feature_facts, started)
     return answers
 
 
@@ -213,6 +215,7 @@ def _record(
     target: Target,
     endpoint: Endpoint,
     computed: ComputedRequests,
+    digests: RowDigests,
     answers: Sequence[Answer],
     feature_facts: dict[str, Json],
     started: float,
@@ -226,7 +229,7 @@ def _record(
         "endpoint_id": endpoint.endpoint_id,
         "endpoint_epoch": endpoint.epoch,
     }
-    detail, blobs = put_detail(services, computed, facts)
+    detail, blobs = put_detail(services, computed, digests, facts)
     features, asked = row_digests(computed.values), row_digests(computed.requests)
     latency = int((perf_counter() - started) * 1_000_000)
     records = tuple(
