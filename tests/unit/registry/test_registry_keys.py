@@ -51,9 +51,14 @@ def test_a_loose_umask_changes_nothing(ring: Ring) -> None:
 
 
 def test_processes_that_start_at_once_get_one_key(ring: Ring) -> None:
+    # Making a key takes long here, so that whoever does not wait for the others makes one too.
     code = (
-        "import sys; from pathlib import Path; from headway.registry.keys import KeyRing\n"
-        "sys.stdin.readline(); print(KeyRing(Path(sys.argv[1])).private_key('promoter').public.key_id)"
+        "import sys, time; from pathlib import Path; from headway.registry.keys import KeyRing\n"
+        "from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey as Private\n"
+        "make = Private.generate\n"
+        "Private.generate = lambda: (time.sleep(0.5), make())[1]\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "print(KeyRing(Path(sys.argv[1])).private_key('promoter').public.key_id)"
     )
     started = [
         subprocess.Popen(
@@ -65,6 +70,9 @@ def test_processes_that_start_at_once_get_one_key(ring: Ring) -> None:
         )
         for _ in range(4)
     ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
     for process in started:
         assert process.stdin is not None
         process.stdin.write("go\n")

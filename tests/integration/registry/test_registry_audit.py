@@ -1,0 +1,74 @@
+"""Looking back at promotions: what was signed stays signed, and what was not is found."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.catalog_facts import ALICE
+from support.registry_bench import MODEL, Bench, open_bench
+
+from headway.catalog.registry_facts import ModelVersion, PromotionEvidence
+from headway.registry.audit import audit_promotions
+from headway.registry.dossier import newest_results
+from headway.registry.dsse import sign, statement
+from headway.registry.promote import promote, rollback
+from headway.registry.statements import PROMOTION, record
+
+
+@pytest.fixture
+def bench(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Bench]:
+    opened = open_bench(tmp_path / "home", migrated_sqlite)
+    yield opened
+    opened.close()
+
+
+def _served(bench: Bench, seed: int = 1) -> ModelVersion:
+    version = bench.version(seed)
+    bench.judge(version)
+    promote(bench.services, bench.keyring, MODEL, MODEL, version.version)
+    return version
+
+
+def test_promotions_hold_also_after_others_and_a_rollback_and_a_rotation(bench: Bench) -> None:
+    _served(bench, 1)
+    bench.clock.now += 1_000
+    bench.keyring.rotate("gate")
+    bench.keyring.rotate("promoter")
+    _served(bench, 2)
+    rollback(bench.services, MODEL, "back")
+    found = audit_promotions(bench.services, bench.keyring.trust())
+    assert [(f.subject, f.problem) for f in found] == [("delay epoch 1: delay@1", ""), ("delay epoch 2: delay@2", "")]
+
+
+def test_a_revoked_key_takes_its_promotions_with_it(bench: Bench) -> None:
+    _served(bench)
+    bench.keyring.revoke(bench.keyring.private_key("gate").public.key_id)
+    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    assert found.problem.count("key_revoked") == 8
+    assert "promotion:" not in found.problem
+
+
+def test_a_lost_envelope_is_named(bench: Bench) -> None:
+    version = _served(bench)
+    lost = next(a for a in bench.services.catalog.attestations(ALICE, version.manifest_digest) if a.role == "promoter")
+    bench.services.store.erase(lost.envelope_digest)
+    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    assert "the promotion is unsigned" in found.problem
+    assert lost.envelope_digest in found.problem
+
+
+def test_a_move_that_only_the_catalog_believed_is_found(bench: Bench) -> None:
+    version = bench.version()
+    bench.judge(version)
+    statements = {r.gate: r.statement_digest for r in newest_results(bench.services, version).values()}
+    predicate = {"endpoint": "other", "epoch": 1, "gates": statements, "signed_at": bench.clock.now}
+    envelope = sign(
+        statement("x", version.manifest_digest, PROMOTION, predicate), bench.keyring.private_key("promoter")
+    )
+    record(bench.services, envelope, version.manifest_digest, PROMOTION, "promoter")
+    evidence = PromotionEvidence(1, statements, envelope.statement_digest, bench.clock.now)
+    bench.services.catalog.promote_immediate(
+        ALICE, None, MODEL, MODEL, version.version, expected_epoch=0, evidence=evidence
+    )
+    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    assert "wrong_endpoint" in found.problem
