@@ -219,6 +219,8 @@ def _settle(
     if known is not None and says_so and _counts(services, keyring, case, policy, known):
         return known
     facts = case.version.facts
+    # Before the clock is read: a key that is made now is not valid earlier.
+    key = keyring.private_key("gate")
     predicate: dict[str, Json] = {
         "gate": verdict.gate,
         "verdict": verdict.verdict,
@@ -235,7 +237,7 @@ def _settle(
         "signed_at": keyring.clock(),
     }
     document = statement(_name(case.version), facts.manifest_digest, GATE_VERDICT, predicate)
-    envelope = sign(document, keyring.private_key("gate"))
+    envelope = sign(document, key)
     record(services, envelope, facts.manifest_digest, GATE_VERDICT, "gate", case.blobs)
     return services.catalog.record_gate_result(
         services.principal,

@@ -33,10 +33,11 @@ def promote(
     if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
         return endpoint
     stable = stable_version(services, endpoint_id)
+    # Before the clock is read: a key that is made now is not valid earlier.
+    key = keyring.private_key("promoter")
     now = keyring.clock() if now is None else now
     evidence = collect_evidence(services, keyring.trust(), candidate, now, stable)
     epoch = 0 if endpoint is None else endpoint.epoch
-    key = keyring.private_key("promoter")
     envelope = sign(
         statement(
             f"{model_id}@{version}",

@@ -32,6 +32,8 @@ def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion,
     for known in services.catalog.attestations(services.principal, version.manifest_digest):
         if known.predicate_type == PROVENANCE and _provenance_holds(services, keyring, known):
             return known
+    # Before the clock is read: a key that is made now is not valid earlier.
+    key = keyring.private_key("trainer")
     predicate: dict[str, Json] = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -49,7 +51,7 @@ def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion,
         "signed_at": keyring.clock(),
     }
     document = statement(f"{version.model_id}@{version.version}", version.manifest_digest, PROVENANCE, predicate)
-    envelope = sign(document, keyring.private_key("trainer"))
+    envelope = sign(document, key)
     return record(services, envelope, version.manifest_digest, PROVENANCE, "trainer")
 
 
