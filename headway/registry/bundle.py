@@ -74,11 +74,6 @@ def write_bundle(store: LocalStore, dossier: Dossier, manifest: Manifest, trust:
     (folder / _DESCRIPTION).write_bytes(canonical_json(_description(dossier)))
 
 
-def is_bundle(folder: Path) -> bool:
-    """Whether the folder holds a whole bundle's description."""
-    return (folder / _DESCRIPTION).is_file()
-
-
 def bundled_keys(folder: Path) -> Path:
     """The file of public keys that the bundle brings along."""
     return folder / _KEYS

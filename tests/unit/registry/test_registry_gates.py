@@ -8,6 +8,7 @@ import pytest
 from support.registry_cases import checks, contract, evaluation, policy_json, scored, verdicts
 
 from headway.registry.gates import MINIMUM_DAYS, ArtifactCheck, ProofCheck
+from headway.registry.metrics import Interval
 from headway.registry.policy import GATES, PolicyInvalid, parse_policy
 
 
@@ -73,6 +74,16 @@ def test_a_segment_that_lost_more_than_its_allowance_fails_by_name() -> None:
     assert len(found.metrics["worse"]) == 1  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("lower", "verdict"), [(-0.02, "pass"), (-0.0201, "fail")])
+def test_the_lower_end_of_a_segment_meets_its_allowance(lower: float, verdict: str) -> None:
+    measured = evaluation()
+    gain = Interval(0.0, lower, 0.05)
+    known = measured.segments["carrier"]
+    segments = {v: replace(s, gains={**s.gains, "historical_rate": gain}) for v, s in known.items()}
+    found = verdicts(replace(measured, segments={"carrier": segments}))["segments"]
+    assert found.verdict == verdict
+
+
 def test_a_small_segment_is_unknown_and_listed() -> None:
     rows = scored(rows=300, carriers=("AA", "AA", "AA", "AA", "AA", "HA"))
     assert verdicts(rows)["segments"].verdict == "pass"
@@ -133,6 +144,25 @@ def test_the_evaluation_as_json_holds_every_number_of_the_card() -> None:
     segments: Any = document["segments"]
     assert set(segments["carrier"]) == {"AA", "UA"}
     assert (document["rows"], document["mature"], document["days"]) == (600, 600, 20)
+
+
+@pytest.mark.parametrize(
+    "gap",
+    [
+        {"rows": 0},
+        {"mature": 0},
+        {"positives": 0},
+        {"positives": 600},
+        {"days": 0},
+        {"metrics": {}},
+        {"gains": dict.fromkeys(("historical_rate", "logistic", "gradient_boosting"))},
+    ],
+)
+def test_no_gap_in_what_was_measured_lets_a_comparison_pass(gap: dict[str, Any]) -> None:
+    found = verdicts(replace(evaluation(), **gap))
+    for gate in ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion"):
+        assert found[gate].verdict == "undecided"
+        assert found[gate].reason.startswith("no evidence")
 
 
 _BAD: list[tuple[dict[str, Any], str]] = [
