@@ -47,8 +47,8 @@ class BatchPlan:
 
     def order(self, epoch: int) -> Tensor:
         """The rows' positions [rows] int64 in the order of `epoch` (from 0)."""
-        generator = np.random.Generator(np.random.Philox(key=[self.seed & _MASK, epoch]))
-        return torch.from_numpy(generator.permutation(self.rows))
+        key = np.array([self.seed & _MASK, epoch], dtype=np.uint64)
+        return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).permutation(self.rows))
 
     def place(self, step: int) -> tuple[int, int]:
         """The epoch (from 0) of `step` (from 0), and the first position in that epoch's order."""

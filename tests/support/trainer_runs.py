@@ -5,6 +5,7 @@ toy data and a toy model in the place of a pipeline's; what they do is steered b
 The test process itself imports no torch.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -165,7 +166,9 @@ class Warm:
 @functools.cache
 def warm() -> Warm:
     """The parent of this test process's ranks."""
-    return Warm()
+    parent = Warm()
+    atexit.register(parent.close)
+    return parent
 
 
 @dataclass
