@@ -122,8 +122,7 @@ def _show(answers: list[Answer], as_json: bool, output: Path | None) -> None:
     first = answers[0]
     click.echo(f"{first.model_id} version {first.model_version}  artifact {first.artifact_digest}")
     for answer in answers[:_LISTED]:
-        quality = "; ".join(answer.degraded) if answer.degraded else "all features fresh"
-        click.echo(f"{answer.prediction_id or '-':<36}  {answer.probability:.4f}  {quality}")
+        click.echo(f"{answer.prediction_id or '-':<36}  {answer.probability:.4f}  {_quality(answer)}")
     if len(answers) > _LISTED:
         click.echo(f"and {len(answers) - _LISTED} more; --json or --output gives all")
     if output is not None:
@@ -132,3 +131,10 @@ def _show(answers: list[Answer], as_json: bool, output: Path | None) -> None:
         click.echo("a dry look: nothing was recorded, and `headway explain` knows nothing of it")
     else:
         click.echo(f"recorded for endpoint {first.endpoint_id} (epoch {first.endpoint_epoch})")
+
+
+def _quality(answer: Answer) -> str:
+    missing = [view for view, found in answer.views.items() if found.status == "missing"]
+    parts = [f"no rows for {', '.join(missing)}"] if missing else []
+    parts += [f"degraded: {', '.join(answer.degraded)}"] if answer.degraded else []
+    return "; ".join(parts) or "all features fresh"

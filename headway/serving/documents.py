@@ -31,6 +31,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
                 "age_seconds": f.age,
                 "status": f.status,
                 "reason": f.reason,
+                "incomplete": f.incomplete,
             }
             for view, f in answer.views.items()
         },

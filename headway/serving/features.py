@@ -50,14 +50,16 @@ class Freshness:
     """What one view's features rest on in one row.
 
     `time` is the newest event time among its cells (microseconds UTC, None: none), `age` how many seconds it lies
-    before the observation. `missing`: no cell found a row; `stale`: the source was behind or not read as a whole.
-    `reason` is the collapsed reason of a missing view, or why a stale one is stale; empty when fresh.
+    before the observation. `missing`: no cell found a row; `stale`: found, and the view is incomplete. `reason` is the
+    collapsed reason of a missing view, or why a stale one is stale; empty when fresh. `incomplete` says that the source
+    was behind or not read as a whole, which may also be why a view is missing; empty when it was not.
     """
 
     time: int | None
     age: float | None
     status: Status
     reason: str
+    incomplete: str
 
 
 @dataclass(frozen=True)
@@ -313,12 +315,11 @@ def _freshness(
     for row in range(len(observed)):
         time = int(newest[row]) if seen[row] else None
         age = None if time is None else (int(observed[row]) - time) / 1_000_000
-        if not found[row]:
-            yield Freshness(time, age, "missing", Reason(reasons[row]).name.lower())
-        elif unread[row]:
-            yield Freshness(time, age, "stale", WATERMARK_BEHIND if late[row] else PARTITION_NOT_READ)
+        incomplete = "" if not unread[row] else WATERMARK_BEHIND if late[row] else PARTITION_NOT_READ
+        if found[row]:
+            yield Freshness(time, age, "stale" if incomplete else "fresh", incomplete, incomplete)
         else:
-            yield Freshness(time, age, "fresh", "")
+            yield Freshness(time, age, "missing", Reason(reasons[row]).name.lower(), incomplete)
 
 
 __all__ = [

@@ -54,7 +54,8 @@ class Answer:
     """One prediction. `views` says per feature view when its newest value is from, how old it is and how good.
 
     `observed` is the instant as of which features were computed (microseconds UTC). `prediction_id` is None for a dry
-    look, which is not recorded. `degraded` lists every view that is not fresh, as `<view>:<status>:<reason>`.
+    look, which is not recorded. `degraded` lists every view whose source was behind or not read as a whole, as
+    `<view>:<why>`; a view that is missing for want of rows is not degraded, because training had such rows as well.
     """
 
     prediction_id: str | None
@@ -80,7 +81,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """`ok`, or `degraded` when a view is not fresh."""
+        """`ok`, or `degraded` when a view is incomplete."""
         return DEGRADED if self.degraded else OK
 
 
@@ -206,7 +207,7 @@ def _answer(
         observed=int(computed.observed[row]),
         probability=probability,
         views=views,
-        degraded=tuple(f"{v}:{f.status}:{f.reason}" for v, f in views.items() if f.status != "fresh"),
+        degraded=tuple(f"{v}:{f.incomplete}" for v, f in views.items() if f.incomplete),
     )
 
 

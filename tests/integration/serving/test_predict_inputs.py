@@ -72,6 +72,7 @@ def test_partitions_that_were_not_over_need_not_exist_and_are_named(tmp_path: Pa
     live = _compute(bench, ("a", early), ("nobody", nobody))
     assert live.values.column("v__value").to_pylist() == [0.0, None]
     assert _view(live) == [("stale", "partition_not_read"), ("missing", "none_visible")]
+    assert [f.incomplete for f in live.freshness["v"]] == ["partition_not_read"] * 2
     assert live.values.column("v__incomplete").to_pylist() == [True, True]
     (group,) = live.groups
     assert group.inputs.absent == {"data": (DAYS[1],), "labels": (DAYS[1],)}
