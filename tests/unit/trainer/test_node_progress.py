@@ -45,7 +45,8 @@ def test_a_hung_rank_is_named_with_its_stacks(tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_continued_for_its_stacks_and_named_though_its_peers_wait_too(tmp_path: Path) -> None:
-    path = prepared(tmp_path, LONG | {"group": True}, FLOOR_S, ranks=3)
+    # Long steps: all ranks beat within the same moment, and only being stopped tells the culprit from who waits for it.
+    path = prepared(tmp_path, LONG | {"group": True, "step_s": 0.2}, FLOOR_S, ranks=3)
     with node_process(path) as node:
         stepped(path, 3)
         os.kill(rank_pid(path, 2), signal.SIGSTOP)
