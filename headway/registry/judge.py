@@ -19,13 +19,13 @@ from headway.catalog.registry_facts import GatePolicy, GateResult, GateResultFac
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.registry.dossier import newest_results
-from headway.registry.dsse import SignatureRefused, sign, statement
+from headway.registry.dsse import SignatureRefused
 from headway.registry.evaluation import SCORES_FILE, Evaluation, measure, read_scores
 from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofCheck, evaluate_gates
 from headway.registry.keys import KeyRing
 from headway.registry.policy import Policy, parse_policy, policy_document
 from headway.registry.promote import stable_version
-from headway.registry.statements import GATE_VERDICT, Judged, Signed, open_gate, record, signed_at
+from headway.registry.statements import GATE_VERDICT, Judged, Signed, open_gate, record, sign_now, signed_at
 from headway.registry.trial import try_stored
 from headway.services import Services
 
@@ -219,8 +219,6 @@ def _settle(
     if known is not None and says_so and _counts(services, keyring, case, policy, known):
         return known
     facts = case.version.facts
-    # Before the clock is read: a key that is made now is not valid earlier.
-    key = keyring.private_key("gate")
     predicate: dict[str, Json] = {
         "gate": verdict.gate,
         "verdict": verdict.verdict,
@@ -234,10 +232,8 @@ def _settle(
         "champion": case.champion,
         "metrics": metrics,
         "run_id": facts.run_id,
-        "signed_at": keyring.clock(),
     }
-    document = statement(_name(case.version), facts.manifest_digest, GATE_VERDICT, predicate)
-    envelope = sign(document, key)
+    envelope = sign_now(keyring, "gate", _name(case.version), facts.manifest_digest, GATE_VERDICT, predicate)
     record(services, envelope, facts.manifest_digest, GATE_VERDICT, "gate", case.blobs)
     return services.catalog.record_gate_result(
         services.principal,

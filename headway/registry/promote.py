@@ -3,10 +3,10 @@
 from headway.catalog.registry_facts import Endpoint, EndpointEvent, ModelVersion, PromotionEvidence
 from headway.errors import HeadwayError
 from headway.registry.dossier import promotion_event
-from headway.registry.dsse import SignatureRefused, sign, statement
+from headway.registry.dsse import SignatureRefused
 from headway.registry.evidence import collect_evidence
 from headway.registry.keys import KeyRing, Trust
-from headway.registry.statements import PROMOTION, Signed, open_promotion, record
+from headway.registry.statements import PROMOTION, Signed, open_promotion, record, sign_now
 from headway.services import Services
 
 
@@ -14,13 +14,10 @@ class NotPromoted(HeadwayError):
     """What an endpoint serves was not put there by a promotion whose statement verifies."""
 
 
-def promote(
-    services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int, *, now: int | None = None
-) -> Endpoint:
+def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int) -> Endpoint:
     """Make a version the endpoint's stable one, at once; stable already: nothing changes.
 
     The promoter's statement names endpoint, epoch and gate statements, so it promotes here, once, and nowhere else.
-    `now` is microseconds UTC, by default the key ring's clock.
 
     Raises:
         EvidenceMissing: a gate has no passing, fresh, verifying statement, or the artifact differs from its manifest.
@@ -33,28 +30,23 @@ def promote(
     if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
         return endpoint
     stable = stable_version(services, endpoint_id)
-    # Before the clock is read: a key that is made now is not valid earlier.
-    key = keyring.private_key("promoter")
-    now = keyring.clock() if now is None else now
-    evidence = collect_evidence(services, keyring.trust(), candidate, now, stable)
+    evidence = collect_evidence(services, keyring.trust(), candidate, keyring.clock(), stable)
     epoch = 0 if endpoint is None else endpoint.epoch
-    envelope = sign(
-        statement(
-            f"{model_id}@{version}",
-            candidate.manifest_digest,
-            PROMOTION,
-            {
-                "endpoint": endpoint_id,
-                "epoch": epoch + 1,
-                "model": model_id,
-                "version": version,
-                "gates": dict(evidence.statements),
-                "policy_version": evidence.policy_version,
-                "policy_digest": evidence.policy_digest,
-                "signed_at": now,
-            },
-        ),
-        key,
+    envelope = sign_now(
+        keyring,
+        "promoter",
+        f"{model_id}@{version}",
+        candidate.manifest_digest,
+        PROMOTION,
+        {
+            "endpoint": endpoint_id,
+            "epoch": epoch + 1,
+            "model": model_id,
+            "version": version,
+            "gates": dict(evidence.statements),
+            "policy_version": evidence.policy_version,
+            "policy_digest": evidence.policy_digest,
+        },
     )
     record(services, envelope, candidate.manifest_digest, PROMOTION, "promoter")
     return catalog.promote_immediate(

@@ -7,9 +7,9 @@ from headway.artifacts.errors import StoreError
 from headway.catalog.registry_facts import Attestation, ModelVersion
 from headway.catalog.run_facts import TrainingRun
 from headway.errors import HeadwayError
-from headway.registry.dsse import SignatureRefused, sign, statement
+from headway.registry.dsse import SignatureRefused
 from headway.registry.keys import KeyRing
-from headway.registry.statements import PROVENANCE, Signed, open_provenance, record
+from headway.registry.statements import PROVENANCE, Signed, open_provenance, record, sign_now
 from headway.services import Services
 
 BUILD_TYPE = "urn:headway:training-run:1"
@@ -32,8 +32,6 @@ def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion,
     for known in services.catalog.attestations(services.principal, version.manifest_digest):
         if known.predicate_type == PROVENANCE and _provenance_holds(services, keyring, known):
             return known
-    # Before the clock is read: a key that is made now is not valid earlier.
-    key = keyring.private_key("trainer")
     predicate: dict[str, Json] = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -48,10 +46,9 @@ def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion,
                 "finishedOn": _instant(run.last.ended_at),
             },
         },
-        "signed_at": keyring.clock(),
     }
-    document = statement(f"{version.model_id}@{version.version}", version.manifest_digest, PROVENANCE, predicate)
-    envelope = sign(document, key)
+    name = f"{version.model_id}@{version.version}"
+    envelope = sign_now(keyring, "trainer", name, version.manifest_digest, PROVENANCE, predicate)
     return record(services, envelope, version.manifest_digest, PROVENANCE, "trainer")
 
 

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from headway.artifacts.digests import Json
 from headway.artifacts.store import Blob
 from headway.catalog.registry_facts import Attestation, AttestationFacts
-from headway.registry.dsse import ENVELOPE_MEDIA_TYPE, Envelope, SignatureRefused, Statement, payload_of, verify
-from headway.registry.keys import Role, Trust
+from headway.registry.dsse import (
+    ENVELOPE_MEDIA_TYPE,
+    Envelope,
+    SignatureRefused,
+    Statement,
+    payload_of,
+    sign,
+    statement,
+    verify,
+)
+from headway.registry.keys import KeyRing, Role, Trust
 from headway.services import Services
 
 GATE_VERDICT = "urn:headway:gate-verdict:1"
@@ -40,6 +49,15 @@ class Judged:
     contract_hash: str
     policy_version: int
     policy_digest: str
+
+
+def sign_now(
+    keyring: KeyRing, role: Role, name: str, subject: str, kind: str, predicate: Mapping[str, Json]
+) -> Envelope:
+    """Return a statement about the artifact `name`, signed by the role's current key and dated now."""
+    # The key first: one that is made on this occasion is not valid for any earlier time.
+    key = keyring.private_key(role)
+    return sign(statement(name, subject, kind, {**predicate, "signed_at": keyring.clock()}), key)
 
 
 def record(
@@ -120,9 +138,9 @@ def open_promotion(
     return found
 
 
-def signed_at(statement: Statement) -> int:
+def signed_at(found: Statement) -> int:
     """When the statement says that it was signed, microseconds UTC."""
-    moment = statement.predicate.get("signed_at")
+    moment = found.predicate.get("signed_at")
     if isinstance(moment, bool) or not isinstance(moment, int):
         raise SignatureRefused("no_time", "it does not say when it was signed")
     return moment

@@ -84,7 +84,7 @@ def spec(**promotion: Any) -> PipelineSpec:  # noqa: ANN401
 
 @dataclass
 class Bench:
-    """One home; everything is dated by `clock`, which stands still until it is moved."""
+    """One home; everything is dated by `clock`, which moves by a microsecond at each look."""
 
     home: Path
     services: Services
@@ -240,7 +240,7 @@ def open_bench(home: Path, template: Path, start: int = START) -> Bench:
     """A bench on a copy of a migrated SQLite catalog, with two snapshots: one to train on, one to evaluate on."""
     home.mkdir(parents=True)
     shutil.copy(template, home / "catalog.db")
-    clock = Hand(start)
+    clock = Hand(start, step=1)
     catalog = open_catalog(f"sqlite:///{home / 'catalog.db'}", clock)
     catalog.ensure_tenant(ALICE)
     catalog.register_feature_set(ALICE, None, feature_set())

@@ -19,11 +19,13 @@ KIND = "urn:tests:claim:1"
 
 @dataclass
 class Hand:
-    """A clock that stands still until it is moved."""
+    """A clock that stands still until it is moved, or moves by `step` at each look."""
 
     now: int = START
+    step: int = 0
 
     def __call__(self) -> int:
+        self.now += self.step
         return self.now
 
 

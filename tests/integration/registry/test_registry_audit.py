@@ -10,9 +10,8 @@ from support.registry_bench import MODEL, Bench, open_bench
 from headway.catalog.registry_facts import ModelVersion, PromotionEvidence
 from headway.registry.audit import audit_promotions
 from headway.registry.dossier import newest_results
-from headway.registry.dsse import sign, statement
 from headway.registry.promote import promote, rollback
-from headway.registry.statements import PROMOTION, record
+from headway.registry.statements import PROMOTION, record, sign_now
 
 
 @pytest.fixture
@@ -61,10 +60,8 @@ def test_a_move_that_only_the_catalog_believed_is_found(bench: Bench) -> None:
     version = bench.version()
     bench.judge(version)
     statements = {r.gate: r.statement_digest for r in newest_results(bench.services, version).values()}
-    predicate = {"endpoint": "other", "epoch": 1, "gates": statements, "signed_at": bench.clock.now}
-    envelope = sign(
-        statement("x", version.manifest_digest, PROMOTION, predicate), bench.keyring.private_key("promoter")
-    )
+    predicate = {"endpoint": "other", "epoch": 1, "gates": statements}
+    envelope = sign_now(bench.keyring, "promoter", "x", version.manifest_digest, PROMOTION, predicate)
     record(bench.services, envelope, version.manifest_digest, PROMOTION, "promoter")
     evidence = PromotionEvidence(1, statements, envelope.statement_digest, bench.clock.now)
     bench.services.catalog.promote_immediate(
