@@ -208,12 +208,12 @@ class Node:
 
     def _look(self) -> None:
         """One look at everything, at most `POLL_S` long; sets the verdict when the node has to end."""
-        self._forgive_own_pause()
+        # Before anything is passed on: a node that was paused meanwhile may have become stale.
+        self._check_fence()
         for key, _ in self._selector.select(POLL_S):
             self._relay(cast("Rank", key.data))
         if os.getppid() != self._parent:
             self._decide(Verdict(ExitCode.LOST_PEER, "the process that started the node is gone"))
-        self._check_fence()
         self._reap()
         self._judge_ends()
         while self._signals:
@@ -223,9 +223,8 @@ class Node:
     def _decide(self, verdict: Verdict) -> None:
         self._verdict = self._verdict or verdict
 
-    def _forgive_own_pause(self) -> None:
+    def _forgive_own_pause(self, now: float) -> None:
         """Ranks are not to blame for silence while this process itself stood still."""
-        now = time.monotonic()
         if now - self._looked_s > FENCE_EVERY_S:
             for rank in self._ranks:
                 rank.progress_s += now - self._looked_s
@@ -241,8 +240,8 @@ class Node:
             self._decide(Verdict(ExitCode.LOST_PEER, reason, fenced=True))
 
     def _relay(self, rank: Rank) -> None:
-        """Move whole lines of the rank's channel into the stream."""
-        while True:
+        """Move whole lines of the rank's channel into the stream, unless the attempt is fenced off."""
+        while self._verdict is None or not self._verdict.fenced:
             try:
                 data = os.read(rank.channel, 1 << 16)
             except BlockingIOError:
@@ -365,6 +364,7 @@ class Node:
             self._decide(Verdict(ExitCode.LOST_PEER, f"rank {slow[0]} did not stop within {grace:g} s", slow[0]))
 
     def _check_progress(self, now: float) -> None:
+        self._forgive_own_pause(now)
         living = [(rank, self._silence(rank, now)) for rank in self._ranks if rank.alive]
         silent = [(rank, quiet) for rank, quiet in living if quiet is not None]
         if not silent:

@@ -152,7 +152,6 @@ class Supervisor:
 
     def _look(self, attempt: AttemptSpec, spec: RunSpec) -> NodeEnd | None:
         """One look at everything; the verdict when the attempt has to end."""
-        self._forgive_own_pause()
         self._reap(attempt)
         verdict = self._judge()
         if verdict is None:
@@ -160,8 +159,8 @@ class Supervisor:
             verdict = self._check_deadlines(spec)
         return verdict
 
-    def _forgive_own_pause(self) -> None:
-        now = time.monotonic()
+    def _forgive_own_pause(self, now: float) -> None:
+        """Nodes are not to blame for silence while this process itself stood still."""
         if now - self._looked_s > SETTLE_S:
             for node in self._nodes:
                 node.answered_s += now - self._looked_s
@@ -248,6 +247,7 @@ class Supervisor:
         if self._stop_by_s is not None and now >= self._stop_by_s:
             late = living[0].node
             return NodeEnd(late, None, ExitCode.LOST_PEER, f"node {late} did not stop in time")
+        self._forgive_own_pause(now)
         for node in living:
             beat = read_heartbeat(node_folder(self._file, node.node) / "node.heartbeat")
             if beat is not None and beat.count != node.beats:

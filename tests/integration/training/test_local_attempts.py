@@ -1,5 +1,6 @@
 """The local launcher: attempts from submission to their end, as any process sees them. Ranks are toy workers."""
 
+import fcntl
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from support.toy_attempts import (
     toy_attempt,
     toy_spec,
     wait_until,
+    written,
 )
 
 from headway.training.launch import LaunchFailed, LaunchRefused
@@ -217,6 +219,23 @@ def test_an_attempt_of_another_place_is_refused(tmp_path: Path, launcher: LocalL
             launcher.run_dir(run_id)
 
 
+def supervise(path: Path) -> None:
+    """Start a supervisor by hand; it leaves with 0 also when there is nothing for it to do."""
+    command = [sys.executable, "-m", "headway.training.supervisor", "--attempt", str(path)]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("mark", ["lock", "supervisor.json", "final.json"])
+def test_a_supervisor_leaves_an_attempt_alone_that_is_or_was_another_ones(tmp_path: Path, mark: str) -> None:
+    path = written(toy_attempt(tmp_path, LONG), toy_spec())
+    with (path.parent / mark).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = sorted({*path.parent.iterdir(), path.parent / "lock", path.parent / "supervisor.log"})
+        supervise(path)
+        wait_until(lambda: not marked(path), "the second supervisor to leave")
+        assert sorted(path.parent.iterdir()) == before
+
+
 def test_a_supervisor_that_cannot_start_is_told_with_its_log(tmp_path: Path, launcher: LocalLauncher) -> None:
     broken = LocalLauncher(tmp_path, tmp_path, tmp_path, python="/bin/false")
     attempt = toy_attempt(tmp_path, {"steps": 1})
@@ -237,8 +256,7 @@ def test_a_spec_that_cannot_run_ends_the_attempt_as_refused(tmp_path: Path, laun
     path = attempt_file_of(attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(canonical_json(attempt.to_json()))
-    command = [sys.executable, "-m", "headway.training.supervisor", "--attempt", str(path)]
-    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    supervise(path)
     seen = ended(launcher, attempt)
     assert (seen.code, seen.cause) == (64, "SpecRefused: seed: 'one' is no int")
 

@@ -27,7 +27,6 @@ from support.toy_attempts import (
 )
 
 from headway.training.local import LocalLauncher
-from headway.training.process_table import read_process
 from trainer.spec import AttemptSpec, RunSpec
 
 GROUP = LONG | {"group": True}
@@ -133,18 +132,28 @@ def test_a_stopped_node_is_noticed_and_ended(tmp_path: Path, launcher: LocalLaun
     assert marked(path) == []
 
 
-def test_a_stopped_supervisor_that_goes_on_later_blames_nobody(tmp_path: Path, launcher: LocalLauncher) -> None:
+def test_a_machine_that_stood_still_blames_nobody(tmp_path: Path, launcher: LocalLauncher) -> None:
     attempt = toy_attempt(tmp_path, {"steps": 60, "step_s": 0.02, "group": True}, nodes=2)
     path = begun(launcher, attempt, toy_spec(2, hang_floor_s=2.0))
-    keeper = supervisor_pid(attempt)
-    os.kill(keeper, signal.SIGSTOP)
+    everything = [supervisor_pid(attempt), *(node_pid(attempt, node) for node in range(2))]
+    everything += [rank_pid(path, rank, rank) for rank in range(2)]
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(2.5)
-    stopped = read_process(keeper)
-    assert stopped is not None
-    assert stopped.state == "T"
-    assert len(of_kind(path, "step")) == 60
-    os.kill(keeper, signal.SIGCONT)
+    # Who watches wakes up first, and finds the others silent.
+    for pid in everything:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.1)
     assert ended(launcher, attempt).code == 0
+    assert len(of_kind(path, "step")) == 60
+
+
+def test_the_consequence_on_one_node_waits_for_the_cause_on_the_other(tmp_path: Path, launcher: LocalLauncher) -> None:
+    ranks = {"0": {"at": 20, "do": "exit", "code": 65}, "1": {"at": 1, "do": "exit", "code": 77}}
+    attempt = toy_attempt(tmp_path, LONG | {"ranks": ranks}, nodes=2)
+    launcher.submit(attempt, toy_spec(2))
+    seen = ended(launcher, attempt)
+    assert (seen.code, seen.cause) == (65, "node 0: rank 0 exited with 65: ToyError: told to exit with 65")
 
 
 def test_a_rank_that_does_not_heed_a_cancel_is_ended_after_the_grace(tmp_path: Path, launcher: LocalLauncher) -> None:
