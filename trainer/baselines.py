@@ -6,9 +6,9 @@ rows only stop gradient boosting, as they stop the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
@@ -33,7 +33,10 @@ C = 1.0
 PRIOR_ROWS = 20
 """How many rows with the overall rate are added to each combination of a historical rate."""
 
-_ITERATIONS = 300
+_STEPS = 30
+# Largest slope, per row, at which a fit counts as converged.
+_GRADIENT = 1e-8
+_CHUNK = 16_384
 _TREES = 300
 _THREADS = 2
 # What gradient boosting can take as categories; more are taken as numbers, in the order of their names.
@@ -97,7 +100,7 @@ def boosting_scores(dataset: Dataset, asked: Split, seed: int) -> tuple[NDArray[
     valid = (
         {"X_val": _with_missing(dataset, dataset.valid), "y_val": dataset.valid.target} if len(dataset.valid) else {}
     )
-    with threadpool_limits(_THREADS):
+    with threadpool_limits(min(_THREADS, int(os.environ.get("OMP_NUM_THREADS", _THREADS)))):
         model.fit(_with_missing(dataset, dataset.train), dataset.train.target, **valid)
         return model.predict_proba(_with_missing(dataset, asked))[:, 1], int(model.n_iter_)
 
@@ -111,7 +114,7 @@ def fit_logistic(
         spec: The run whose rows these are.
         dataset: Its rows.
         folder: Where to; it holds no artifact yet.
-        heartbeat: Called after each iteration.
+        heartbeat: Called with each pass over the rows.
         run_id: The run.
 
     Raises:
@@ -127,17 +130,22 @@ def fit_logistic(
 
 
 def logistic_module(dataset: Dataset, heartbeat: Callable[[], None]) -> tuple[LogisticRegression, bool]:
-    """Logistic regression with an L2 penalty, fitted on the training rows by L-BFGS in float64, and if it converged."""
+    """Logistic regression with an L2 penalty, fitted on the training rows by Newton's method, and if it converged.
+
+    Steps that would raise the loss are halved. `heartbeat` is called with each pass over the rows.
+    """
     problem = _Logistic(dataset.train, dataset.inputs.category_sizes)
-    found = minimize(
-        problem.loss_and_gradient,
-        np.zeros(problem.size),
-        jac=True,
-        method="L-BFGS-B",
-        callback=lambda _: heartbeat(),
-        options={"maxiter": _ITERATIONS, "ftol": 1e-10, "gtol": 1e-6},
-    )
-    return problem.module(found.x), bool(found.success)
+    parameters = np.zeros(problem.size)
+    for _ in range(_STEPS):
+        heartbeat()
+        loss, gradient, curvature = problem.derivatives(parameters)
+        if np.abs(gradient).max() < _GRADIENT:
+            return problem.module(parameters), True
+        step = np.linalg.solve(curvature, gradient)
+        while problem.loss(parameters - step) > loss and np.abs(step).max() > _GRADIENT:
+            step /= 2
+        parameters -= step
+    return problem.module(parameters), False
 
 
 def log_loss(module: torch.nn.Module, split: Split) -> float:
@@ -179,40 +187,67 @@ class _Logistic:
     """Penalised loss per row of one parameter vector: intercept, weights of numbers, weights of category codes."""
 
     def __init__(self, rows: Split, category_sizes: tuple[int, ...]) -> None:
-        self.numbers = rows.numeric.astype(np.float64)
-        self.codes = rows.categorical
-        self.target = rows.target.astype(np.float64)
+        self.rows = rows
         self.sizes = category_sizes
-        width = self.numbers.shape[1]
-        ends = np.cumsum([1, width, *category_sizes])
-        self.size = int(ends[-1])
-        self.weights = slice(1, int(ends[1]))
-        self.tables = [slice(int(a), int(b)) for a, b in pairwise(ends[1:])]
+        count, categories = rows.categorical.shape
+        self.width = 1 + rows.numeric.shape[1]
+        self.starts = np.cumsum([0, *category_sizes])
+        self.size = self.width + int(self.starts[-1])
+        columns = (rows.categorical + self.starts[:-1]).reshape(-1)
+        places = (np.ones(len(columns)), columns, np.arange(count + 1) * categories)
+        self.codes: Any = csr_array(places, shape=(count, int(self.starts[-1])))
 
-    def loss_and_gradient(self, parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        rows = len(self.target)
-        logits = self.numbers @ parameters[self.weights] + parameters[0]
-        for index, table in enumerate(self.tables):
-            logits += parameters[table][self.codes[:, index]]
-        # log(1 + exp(z)) - y z, without overflow.
-        loss = np.logaddexp(0.0, logits) - self.target * logits
-        residual = 1.0 / (1.0 + np.exp(-np.clip(logits, -700, 700))) - self.target
-        gradient = np.empty(self.size)
-        gradient[0] = residual.sum()
-        gradient[self.weights] = residual @ self.numbers
-        for index, table in enumerate(self.tables):
-            gradient[table] = np.bincount(self.codes[:, index], residual, self.sizes[index])
+    def loss(self, parameters: NDArray[np.float64]) -> float:
+        total = sum(_losses(logits, target).sum() for _, _, logits, target in self._parts(parameters))
+        return (float(total) + self._penalty(parameters)) / len(self.rows)
+
+    def derivatives(self, parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+        """Loss, gradient and matrix of second derivatives, each per row."""
+        width, total = self.width, self._penalty(parameters)
+        gradient, curvature = np.zeros(self.size), np.zeros((self.size, self.size))
+        for numbers, codes, logits, target in self._parts(parameters):
+            total += float(_losses(logits, target).sum())
+            probability = 1.0 / (1.0 + np.exp(-np.clip(logits, -700, 700)))
+            residual, weight = probability - target, probability * (1.0 - probability)
+            gradient[:width] += residual @ numbers
+            gradient[width:] += codes.T @ residual
+            weighted = numbers * weight[:, None]
+            curvature[:width, :width] += numbers.T @ weighted
+            curvature[width:, :width] += codes.T @ weighted
+            curvature[width:, width:] += (codes.T @ codes.multiply(weight[:, None])).toarray()
+        curvature[:width, width:] = curvature[width:, :width].T
         gradient[1:] += parameters[1:] / C
-        penalty = float(parameters[1:] @ parameters[1:]) / (2 * C)
-        return (float(loss.sum()) + penalty) / rows, gradient / rows
+        curvature[range(1, self.size), range(1, self.size)] += 1.0 / C
+        return total / len(self.rows), gradient / len(self.rows), curvature / len(self.rows)
 
     def module(self, parameters: NDArray[np.float64]) -> LogisticRegression:
-        module = LogisticRegression(self.sizes, self.numbers.shape[1])
-        with torch.no_grad():
-            module.linear.bias.fill_(float(parameters[0]))
-            module.linear.weight.copy_(torch.from_numpy(parameters[self.weights])[None, :])
-            for index, table in enumerate(self.tables):
-                weight = module.categories[index].weight
-                assert isinstance(weight, torch.Tensor)
-                weight.copy_(torch.from_numpy(parameters[table])[:, None])
+        state = {
+            "linear.bias": parameters[:1],
+            "linear.weight": parameters[None, 1 : self.width],
+            **{
+                f"categories.{index}.weight": parameters[self.width + start : self.width + start + size, None]
+                for index, (start, size) in enumerate(zip(self.starts, self.sizes, strict=False))
+            },
+        }
+        module = LogisticRegression(self.sizes, self.width - 1)
+        module.load_state_dict({name: torch.from_numpy(weight).float() for name, weight in state.items()})
         return module
+
+    def _penalty(self, parameters: NDArray[np.float64]) -> float:
+        return float(parameters[1:] @ parameters[1:]) / (2 * C)
+
+    def _parts(
+        self, parameters: NDArray[np.float64]
+    ) -> Iterator[tuple[NDArray[np.float64], Any, NDArray[np.float64], NDArray[np.float64]]]:
+        """Numbers with a leading 1, codes, logits and targets of some rows at a time: float64 of all would be large."""
+        for start in range(0, len(self.rows), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            target = self.rows.target[rows].astype(np.float64)
+            numbers = np.column_stack([np.ones(len(target)), self.rows.numeric[rows].astype(np.float64)])
+            codes = self.codes[rows]
+            yield numbers, codes, numbers @ parameters[: self.width] + codes @ parameters[self.width :], target
+
+
+def _losses(logits: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`log(1 + exp(z)) - y z` of each row, without overflow."""
+    return np.logaddexp(0.0, logits) - target * logits
