@@ -117,8 +117,13 @@ def test_a_dry_look_says_the_same_and_is_not_recorded(served: Served, tmp_path: 
     one = requests_for(pipeline_of(served.bench), served.stored).slice(index, 1)
     pq.write_table(one, tmp_path / "one.parquet")
     before = _predictions(served.bench)
-    looked = asked(served.bench, tmp_path / "one.parquet", "--version", "pipeline@1", "--json")
+    output = tmp_path / "answers.parquet"
+    looked = asked(served.bench, tmp_path / "one.parquet", "--version", "pipeline@1", "--json", "--output", str(output))
     answer = json.loads(looked.stdout)["predictions"][0]
+    (written,) = pq.read_table(output).to_pylist()
+    assert {**written, "features": json.loads(written["features"])} == answer
+    again = asked(served.bench, tmp_path / "one.parquet", "--version", "pipeline@1", "--output", str(output))
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
     assert (answer["prediction_id"], answer["recorded"], answer["endpoint"]) == (None, False, None)
     assert answer["probability"] == served.answers[index]["probability"], "whatever else was in the file"
     assert answer["features"] == served.answers[index]["features"]

@@ -38,6 +38,19 @@ def test_every_row_of_a_period_equals_its_snapshot_whatever_the_order(served: Se
     assert values.column("target").null_count == len(values)
 
 
+def test_a_row_does_not_depend_on_the_others_in_its_file(served: Served) -> None:
+    pipeline = pipeline_of(served.bench)
+    requests = requests_for(pipeline, served.stored)
+    rng = np.random.default_rng(4)
+    # A custom function is told the first observation of what is computed together, and may use it.
+    columns = [c for c in asked_columns(pipeline, served.stored) if not c.startswith("known_before")]
+    with opened(served.bench) as services:
+        for size in (1, 1, 2, 7, 30):
+            some = pa.array(rng.choice(served.stored.num_rows, size, replace=False))
+            computed = compute_features(services, pipeline, requests.take(some))
+            assert bits(computed.values.select(columns)) == bits(served.stored.take(some).select(columns))
+
+
 def test_every_row_of_held_out_flights_equals_its_snapshot(tmp_path: Path) -> None:
     days = ("2013-06-01", "2013-06-02", "2013-06-03")
     bench = write_flights_slice(tmp_path, days, flights_per_day=150)
