@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.toy_attempts import (
     attempt_file_of,
+    end_marked,
     events,
     is_gone,
     marked,
@@ -229,8 +230,13 @@ def test_a_node_ends_with_its_parent_and_takes_everything_with_it(tmp_path: Path
         if stopped:
             os.kill(node, signal.SIGSTOP)
         parent.kill()
-    wait_all_gone(path)
-    wait_until(lambda: is_gone(node), "the end of the node")
+    try:
+        wait_all_gone(path)
+        wait_until(lambda: is_gone(node), "the end of the node")
+    finally:
+        end_marked(path)
+        if not is_gone(node):
+            os.kill(node, signal.SIGKILL)
     assert node_end(path)["cause"] == "the process that started the node is gone"
 
 
