@@ -16,7 +16,7 @@ from headway.services import Services
 from headway.training.launch import Launcher, Observation
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
-from trainer.events import Event
+from trainer.events import StreamBroken
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, parse_run
 
 if TYPE_CHECKING:
@@ -93,10 +93,8 @@ class Reconciler:
         if seen.state == "absent":
             yield from self._absent(run, attempt, seen)
         elif seen.state == "ended":
-            self._keep_events(attempt)
             yield from self._ended(run, attempt, seen)
         else:
-            self._keep_events(attempt)
             yield from self._alive(attempt)
 
     def _cancel(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
@@ -147,6 +145,12 @@ class Reconciler:
     def _alive(self, attempt: Attempt) -> Iterator[Action]:
         if self._dry_run:
             return
+        problem = self._keep_events(attempt)
+        if problem:
+            # What such an attempt reports can no longer be told from what was lost: it is ended, and another follows.
+            yield Action(attempt.run_id, attempt.attempt, "kill", problem)
+            self._launcher.kill(attempt.run_id, attempt.attempt)
+            return
         catalog, principal = self._services.catalog, self._services.principal
         if attempt.state != "running":
             yield Action(attempt.run_id, attempt.attempt, "running", "its processes are there")
@@ -157,8 +161,11 @@ class Reconciler:
 
     def _ended(self, run: TrainingRun, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         result: RunResult | None = None
-        problem = ""
-        if seen.code == ExitCode.DONE and not self._dry_run:
+        if seen.code is None and not self._dry_run:
+            # Its keeper is gone; whatever it kept has a few milliseconds left, and must not meet the next attempt.
+            self._launcher.kill(run.run_id, attempt.attempt)
+        problem = self._keep_events(attempt)
+        if seen.code == ExitCode.DONE and not problem and not self._dry_run:
             try:
                 result = collect_result(self._services, self._launcher, run, attempt.attempt)
             except ArtifactInvalid as error:
@@ -203,10 +210,14 @@ class Reconciler:
             yield Action(run.run_id, following.attempt, "restart", f"attempt {following.attempt} follows")
             self.submit(asked.run, following)
 
-    def _keep_events(self, attempt: Attempt) -> None:
-        if not self._dry_run:
-            for node in range(_nodes(attempt)):
-                keep_events(self._services, self._launcher, attempt, node)
+    def _keep_events(self, attempt: Attempt) -> str:
+        """Move the nodes' events into the catalog; return what is wrong with a stream that lost some."""
+        for node in () if self._dry_run else range(_nodes(attempt)):
+            try:
+                _keep(self._services, self._launcher, attempt, node)
+            except StreamBroken as error:
+                return f"its event stream is broken: {error}"
+        return ""
 
     def _strays(self) -> Iterator[Action]:
         """Processes of an attempt that is over, superseded or unknown: what nobody will ever observe again."""
@@ -218,17 +229,14 @@ class Reconciler:
                 self._launcher.kill(run_id, attempt)
 
 
-def keep_events(services: Services, launcher: Launcher, attempt: Attempt, node: int) -> list[Event]:
-    """Move what one node's stream holds beyond the stored cursor into the catalog; return it."""
+def _keep(services: Services, launcher: Launcher, attempt: Attempt, node: int) -> None:
+    """Move what one node's stream holds beyond the stored cursor into the catalog."""
     catalog, principal = services.catalog, services.principal
-    kept: list[Event] = []
     after = catalog.event_cursor(principal, attempt.run_id, attempt.attempt, node)
     while events := launcher.stream(attempt.run_id, attempt.attempt, node, after, _BATCH):
         documents = [{"kind": e.kind, "data": e.data, "at": e.at} for e in events]
         catalog.append_events(principal, attempt.run_id, attempt.attempt, node, events[0].seq, documents)
-        kept += events
         after = events[-1].seq
-    return kept
 
 
 def _reserved(services: Services, run: TrainingRun) -> int:

@@ -149,3 +149,19 @@ def test_supervisor_killed_is_a_lost_attempt_and_another_follows(bench: Training
 
 def _supervisor(run_dir: Path) -> int:
     return int(json.loads((run_dir / "attempts" / "1" / "supervisor.json").read_text())["pid"])
+
+
+def test_a_stream_that_lost_events_ends_the_attempt_and_another_follows(bench: TrainingBench, tmp_path: Path) -> None:
+    """As after a power loss: the catalog holds more of a node's stream than the file."""
+    run_id = planned_run_id(bench)
+    bench.control(run_id, "hold", "")
+    process = start(tmp_path)
+    wait_for(lambda: bench.runs() and is_stepping(bench, run_id))
+    stream = bench.launcher().run_dir(run_id) / "attempts" / "1" / "node-0" / "events.jsonl"
+    os.truncate(stream, 0)
+    wait_for(lambda: len(bench.runs()[0].attempts) == 2)
+    bench.control(run_id, "hold", None)
+    output = process.communicate(timeout=240)[0].decode()
+    assert process.returncode == 0, output
+    assert [a.state for a in bench.runs()[0].attempts] == ["lost", "succeeded"]
+    assert bench.launcher().strays() == []
