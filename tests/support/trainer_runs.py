@@ -72,7 +72,7 @@ def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: object) -> RunSpec:
         optimizer=OptimizerSpec(lr=0.01),
         batch=BatchSpec(global_size=8, accumulation=1),
         schedule=ScheduleSpec(epochs=3, patience=3, checkpoint_every=2),
-        restart=RestartSpec(group_timeout_s=20.0, grace_s=10.0),
+        restart=RestartSpec(group_timeout_s=60.0, grace_s=30.0),
     )
     return replace(spec, **cast("dict[str, Any]", changes))
 

@@ -167,7 +167,7 @@ def engine_steps(spec_json: str, steps: int, out: str, drop_rank: int | None = N
     """
     spec = parse_run(spec_json)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group = join(os.environ, Identity("steps", 1, 1, spec.digest), timeout_s=20.0)
+    group = join(os.environ, Identity("steps", 1, 1, spec.digest), timeout_s=60.0)
     model = _seeded_model(spec)
     engine = make_engine(spec, model, _groups(spec, model, Path()), group)
     rows = toy_split(spec.model.options.get("rows", 40), 0, spec.model.options.get("flip"))

@@ -50,19 +50,19 @@ def test_d09_a_rank_of_another_attempt_is_refused(tmp_path: Path) -> None:
 
 def test_a_stale_attempt_publishes_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", toy_spec())
-    ranks = run.begin(pause_s=0.05)
+    ranks = run.begin(pause_s=0.3)
     run.wait_for_step(2)
     (run.folder / "attempts" / "2").mkdir()
     assert warm().wait(ranks) == [ExitCode.LOST_PEER, ExitCode.LOST_PEER]
     assert {run.error(rank)["message"] for rank in (0, 1)} == {"attempt 1 is stale: attempt 2 exists"}
-    assert run.events("step")[-1].data["step"] in (2, 4)
-    assert run.checkpoints() in ([], ["step-00000002"])
+    refused = run.events("step")[-1].data["step"]
+    assert all(checkpoint < f"step-{refused:08d}" for checkpoint in run.checkpoints())
     assert run.events("metrics") == []
 
 
 def test_a_cancelled_attempt_stops_without_saving(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", toy_spec())
-    ranks = run.begin(pause_s=0.05)
+    ranks = run.begin(pause_s=0.3)
     run.wait_for_step(5)
     (run.attempt_folder / "cancel").write_text("{}")
     ranks[0].signal(signal.SIGTERM)

@@ -34,6 +34,7 @@ def assert_same(run: Run, other: Run) -> None:
     assert run.losses() == other.losses()
     assert run.state() == other.state()
     assert run.weights() == other.weights()
+    assert run.events("metrics")[0].data == other.events("metrics", 1)[0].data
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -60,7 +61,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
 ) -> None:
     spec = spec_of("ddp")
     run = Run(tmp_path / "run", replace(spec, schedule=replace(spec.schedule, checkpoint_every=1000)))
-    ranks = run.begin(pause_s=0.05)
+    ranks = run.begin(pause_s=0.3)
     run.wait_for_step(6)
     ranks[1].signal(signal.SIGHUP)
     ranks[1].signal(number)
@@ -76,8 +77,8 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
 
 def test_a_stopped_peer_ends_the_other_rank_at_the_deadline(tmp_path: Path) -> None:
     spec = toy_spec()
-    run = Run(tmp_path / "run", replace(spec, restart=replace(spec.restart, group_timeout_s=2.0)))
-    ranks = run.begin(pause_s=0.02)
+    run = Run(tmp_path / "run", replace(spec, restart=replace(spec.restart, group_timeout_s=5.0)))
+    ranks = run.begin(pause_s=0.3)
     run.wait_for_step(3)
     ranks[1].signal(signal.SIGSTOP)
     assert warm().wait(ranks[:1]) == [ExitCode.LOST_PEER]
