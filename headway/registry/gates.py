@@ -19,7 +19,7 @@ Verdict: TypeAlias = Literal["pass", "fail", "undecided"]
 
 # With fewer days there is no spread between days to speak of: one day alone would have an interval of width 0.
 MINIMUM_DAYS = 5
-_NAMED = 8
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _leakage_proof(gate: Gate, policy: Policy, evaluation: Evaluation, checks: C
 def _listed(names: list[str]) -> str:
     """The first names, and how many more there are: a reason is one line."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(name[:160] for name in names[:_NAMED]) + more
+    return ", ".join(name[:300] for name in names[:_NAMED]) + more
 
 
 _JUDGES: Mapping[str, Callable[[Gate, Policy, Evaluation, Checks], GateVerdict]] = {

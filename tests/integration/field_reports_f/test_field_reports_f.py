@@ -80,6 +80,12 @@ def test_field_F01_a_segment_that_has_no_rows_now_is_no_evidence() -> None:
     assert "carrier=HA (0 rows, the champion was judged on 200)" in found.reason
 
 
+def test_field_F01_a_segment_too_small_to_judge_the_champion_on_is_not_missed() -> None:
+    before = evaluation(scored(rows=147, carriers=("AA", "UA", "HA"))).to_json()
+    given = replace(_WITH_CHAMPION, champion_report=before)
+    assert verdicts(scored(skill={"champion": 1.0}), given)["segments"].verdict == "pass"
+
+
 def test_field_F01_a_segment_with_rows_of_one_class_is_no_evidence() -> None:
     rows = scored(skill={"champion": 1.0})
     labels = np.where(rows.segments["carrier"] == "UA", 0.0, rows.labels)

@@ -150,6 +150,14 @@ def test_whatever_was_changed_is_named(copied: tuple[Path, Trust], how: str) -> 
     assert said in _problems(folder, trust)[subject]
 
 
+def test_nothing_is_read_through_a_linked_folder(copied: tuple[Path, Trust]) -> None:
+    _linked_folder(copied[0])
+    assert _problems(*copied) == {
+        "file documents": "it is no plain file",
+        "file documents/model.json": "it is not there",
+    }
+
+
 def test_keys_of_others_verify_nothing(copied: tuple[Path, Trust], tmp_path: Path) -> None:
     other = KeyRing(tmp_path / "keys", Hand())
     for role in ("trainer", "gate", "promoter"):

@@ -428,6 +428,15 @@ def test_a_snapshot_whose_proof_failed_or_changed_stops_the_version(bench: Bench
     assert bench.snapshots[0] not in results["leakage_proof"].reason
 
 
+def test_a_proof_that_is_not_the_one_of_the_snapshots_manifest_proves_nothing(bench: Bench) -> None:
+    version = bench.version()
+    proof = bench.services.store.put_bytes(b'{"findings":[],"passed":true}', "application/json")
+    bench.snapshots.append(bench.snapshot("2013-12-01", recorded=proof))
+    results = {r.gate: r for r in bench.judge(version).results}
+    assert results["leakage_proof"].verdict == "fail"
+    assert f"the catalog recorded {proof.digest}" in results["leakage_proof"].reason
+
+
 def test_judging_again_finds_the_signed_verdicts_and_another_evaluation_counts_as_a_look(bench: Bench) -> None:
     version = bench.version()
     folder = bench.scores(version)
@@ -441,8 +450,16 @@ def test_judging_again_finds_the_signed_verdicts_and_another_evaluation_counts_a
     sibling = bench.version(2)
     assert bench.judge(sibling).looks == 3
     assert bench.judge(bench.version(3, partition="2013-12-01")).looks == 1
-    bench.clock.now += 16 * 86_400_000_000
-    assert {r.attempt for r in bench.judge(version, folder=folder).results} == {3}
+
+
+def test_verdicts_past_half_of_their_life_are_signed_again(bench: Bench) -> None:
+    version, day = bench.version(), 86_400_000_000
+    folder = bench.scores(version)
+    first = bench.judge(version, folder=folder)
+    bench.clock.now += 14 * day
+    assert bench.judge(version, folder=folder).results == first.results
+    bench.clock.now += 2 * day
+    assert {r.attempt for r in bench.judge(version, folder=folder).results} == {2}
 
 
 def test_a_version_is_judged_against_the_champion_it_was_evaluated_with(bench: Bench) -> None:
