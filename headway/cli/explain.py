@@ -87,7 +87,8 @@ def _feature_lines(feature: dict[str, Any]) -> Iterator[str]:
     yield f"feature     {feature['feature']} = {feature['value']}  ({feature['reason']}{when}; {made_of})"
     for row in feature["rows"]:
         identity = ", ".join(f"{n}={v}" for n, v in row["identity"].items())
-        yield f"            {row['dataset']} v{row['version']}  {identity}  at {row['event_time']}  {row['row_digest']}"
+        times = f"at {row['event_time']}, known {row['available_time']}"
+        yield f"            {row['dataset']} v{row['version']}  {identity}  {times}  {row['row_digest']}"
     left = feature["row_count"] - len(feature["rows"])
     if left:
         yield f"            ... {left} more; digest over all: {feature['rows_digest']}"
