@@ -222,11 +222,14 @@ def _read_rows(plan: Plan) -> pa.Table:
     wanted = list(dict.fromkeys([*asked, *(c for path in plan.artifacts.values() for c in input_columns(path))]))
     tables: list[pa.Table] = []
     for path in plan.rows:
-        with pq.ParquetFile(path) as file:
-            lost = [c for c in wanted if c not in file.schema_arrow.names]
-            if lost:
-                raise DataRefused(str(path), f"has no columns {lost}")
-            tables.append(file.read(columns=wanted, use_threads=False))
+        try:
+            with pq.ParquetFile(path) as file:
+                lost = [c for c in wanted if c not in file.schema_arrow.names]
+                if lost:
+                    raise DataRefused(str(path), f"has no columns {lost}")
+                tables.append(file.read(columns=wanted, use_threads=False))
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            raise DataRefused(str(path), f"no Parquet file: {error}") from error
     if not tables:
         raise DataRefused("rows", "no file of rows to evaluate")
     try:

@@ -34,7 +34,7 @@ def read_columns(source: Path, columns: tuple[str, ...]) -> pa.Table:
     """These columns of a Parquet file.
 
     Raises:
-        EncodingRefused: the file is no Parquet, or has no such column.
+        EncodingRefused: the file is absent or no Parquet, or has no such column.
     """
     try:
         with pq.ParquetFile(source) as file:
@@ -43,7 +43,7 @@ def read_columns(source: Path, columns: tuple[str, ...]) -> pa.Table:
                 if names.count(name) != 1:
                     raise EncodingRefused(name, f"stands {names.count(name)} times in {source}")
             return file.read(columns=list(columns), use_threads=False)
-    except pa.ArrowInvalid as error:
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise EncodingRefused(str(source), f"no Parquet file: {error}") from error
 
 

@@ -128,6 +128,10 @@ def test_rows_without_a_needed_column_name_the_file(world: tuple[RunSpec, Path],
     pq.write_table(snapshot_table(20, 5).drop_columns(["arrivals__count_3h"]), tmp_path / "short.parquet")
     with pytest.raises(DataRefused, match=r"short\.parquet.*arrivals__count_3h"):
         evaluated(plan_of(world, rows=[str(tmp_path / "short.parquet")]), tmp_path / "out")
+    (tmp_path / "text.parquet").write_text("no table")
+    for name in ("text.parquet", "absent.parquet"):
+        with pytest.raises(DataRefused, match=f"{name}: no Parquet file"):
+            evaluated(plan_of(world, rows=[str(tmp_path / name)]), tmp_path / "out")
     with pytest.raises(DataRefused, match="no file"):
         evaluated(plan_of(world, rows=[]), tmp_path / "out")
 
