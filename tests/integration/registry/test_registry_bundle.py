@@ -191,7 +191,6 @@ def test_no_byte_of_a_bundle_may_change_unseen(copied: tuple[Path, Trust]) -> No
         lambda f: (f / "bundle.json").write_bytes(b'{"format":"headway.bundle/1","format":"x"}'),
         lambda f: (f / "manifest.json").unlink(),
         lambda f: (f / "statements/gate-contract.json").unlink(),
-        lambda f: _describe(f, lambda d: d.update(gates=["../../secret"])),
         lambda f: _describe(f, lambda d: d.update(gates="contract")),
         lambda f: _describe(f, lambda d: d.update(promotions=[{}])),
         lambda f: _describe(f, lambda d: d.update(version="1")),
