@@ -158,6 +158,12 @@ def test_nothing_is_read_through_a_linked_folder(copied: tuple[Path, Trust]) -> 
     }
 
 
+def test_the_name_of_a_gate_is_no_path(copied: tuple[Path, Trust]) -> None:
+    _describe(copied[0], lambda d: d.update(gates=["x/../contract"]))
+    with pytest.raises(BundleRefused, match="no list of names"):
+        read_bundle(copied[0])
+
+
 def test_keys_of_others_verify_nothing(copied: tuple[Path, Trust], tmp_path: Path) -> None:
     other = KeyRing(tmp_path / "keys", Hand())
     for role in ("trainer", "gate", "promoter"):
