@@ -56,7 +56,7 @@ from headway.catalog.registry_facts import PredictionBatch, PredictionFacts, Pro
 from headway.catalog.run_facts import BudgetState
 
 MONTH = "2013-06"
-LIMIT = 600
+LIMIT = 2_000
 RESERVE = 100
 MAX_ATTEMPTS = 2
 ENDINGS: dict[str, tuple[str, int | None]] = {
@@ -70,7 +70,10 @@ ENDINGS: dict[str, tuple[str, int | None]] = {
     "lost": ("lost", None),
 }
 
-seeds = st.integers(1, 3)
+# Runs that the rules start; two others succeeded before, so that there is something to judge from the first step.
+seeds = st.integers(1, 2)
+DONE = (11, 12)
+READY = ((11, "network"), (12, "network"), (11, "logistic"))
 keyed = st.booleans()
 picks = st.integers(0, 1_000)
 gates = st.sampled_from(GATES)
@@ -111,7 +114,7 @@ class Model:
     reserved: int = 0
     committed: int = 0
     versions: list[Version] = field(default_factory=list)
-    policies: list[bool] = field(default_factory=list)
+    policies: list[tuple[bool, int]] = field(default_factory=list)
     # (stable, previous) at each epoch.
     moves: list[tuple[int, int | None]] = field(default_factory=list)
 
@@ -148,6 +151,18 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             self.model = Model()
             self.serial = count()
             self.acknowledged: list[Acknowledged] = []
+            for seed in DONE:
+                attempt = ask(catalog, self.facts(seed), who=self.me).attempt
+                assert attempt is not None
+                end(catalog, attempt, who=self.me)
+                self.model.runs[seed] = [Try("succeeded", 0)]
+            for seed, kind in READY:
+                self.register(seed, kind, lie=False, keyed=False)
+
+        @rule(seed=seeds)
+        def submit_with_too_little_left(self, seed: int) -> None:
+            self.set_budget(RESERVE - 1)
+            self.submit(seed, person=True, retry=True, again=False)
 
         @rule(seed=seeds, person=st.booleans(), retry=st.booleans(), again=st.booleans())
         def submit(self, seed: int, person: bool, retry: bool, again: bool) -> None:
@@ -165,6 +180,14 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                     self.me, key, self.run_id(seed), reserve_seconds=RESERVE
                 )
                 self.asked(seed, "machine", False, send, again)
+
+        @rule(seed=seeds, endings=st.lists(st.sampled_from(("preempted", "hung", "lost")), min_size=1, max_size=2))
+        def fail(self, seed: int, endings: list[str]) -> None:
+            self.set_budget(LIMIT)
+            for ending in endings:
+                if self.expect(seed, "person", False) in ("started", "adopted"):
+                    self.submit(seed, person=True, retry=False, again=False)
+                    self.finish(seed, ending, 9.5, keyed=False)
 
         @rule(seed=seeds, keyed=keyed)
         def see_running(self, seed: int, keyed: bool) -> None:
@@ -193,6 +216,8 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 catalog, attempt, state, key=key, who=self.me, code=code, worker_seconds=seconds
             )
             other = lambda key: end(catalog, attempt, "lost", key=key, who=self.me, worker_seconds=0.25)  # noqa: E731
+            forged = replace(attempt, token=attempt.token + 1)
+            _refused(StaleAttempt, lambda: end(catalog, forged, state, who=self.me, code=code))
             self.acknowledge(keyed, send, other)
             last = tries[-1]
             last.state, last.code, last.seconds = state, code, seconds
@@ -245,8 +270,9 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             tries[-1].cursors[node] = cursor
             assert catalog.event_cursor(self.me, self.run_id(seed), number, node) == cursor
 
-        @rule(amount=st.sampled_from((0, 300, LIMIT, 2 * LIMIT)))
-        def set_budget(self, amount: int) -> None:
+        @rule(left=st.sampled_from((-1, 0, RESERVE - 1, RESERVE, RESERVE, LIMIT, LIMIT)))
+        def set_budget(self, left: int) -> None:
+            amount = max(0, self.model.reserved + self.model.committed + left)
             send = lambda: catalog.set_budget(self.me, None, BUDGET, MONTH, UNIT, amount)  # noqa: E731
             used = self.model.reserved + self.model.committed
             if amount != self.model.limit and amount < used:
@@ -255,7 +281,12 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 assert send().limit == amount
                 self.model.limit = amount
 
-        @rule(seed=seeds, kind=st.sampled_from(("network", "logistic")), lie=st.booleans(), keyed=keyed)
+        @rule(
+            seed=seeds | st.sampled_from(DONE),
+            kind=st.sampled_from(("network", "logistic")),
+            lie=st.booleans(),
+            keyed=keyed,
+        )
         def register(self, seed: int, kind: str, lie: bool, keyed: bool) -> None:
             tries = self.model.runs.get(seed)
             if not tries:
@@ -280,43 +311,38 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 known.append((seed, kind))
             assert answer.version == 1 + known.index((seed, kind))
             if not self.model.policies:
-                self.policy(immediate=True, keyed=False)
+                self.policy(immediate=True, note=0, keyed=False)
 
-        @rule(immediate=st.sampled_from((True, True, True, False)), keyed=keyed)
-        def policy(self, immediate: bool, keyed: bool) -> None:
-            if not self.model.versions:
-                return
-            wanted = POLICY | {"allow_immediate": immediate}
+        @rule(immediate=st.sampled_from((True, True, True, True, False)), note=st.integers(0, 2), keyed=keyed)
+        def policy(self, immediate: bool, note: int, keyed: bool) -> None:
+            wanted = POLICY | {"allow_immediate": immediate, "note": note}
             send = lambda key: catalog.set_gate_policy(self.me, key, MODEL, wanted)  # noqa: E731
             answer = self.acknowledge(
                 keyed, send, lambda key: catalog.set_gate_policy(self.me, key, MODEL, wanted | {"x": 1})
             )
-            if self.model.policies[-1:] != [immediate]:
-                self.model.policies.append(immediate)
+            if self.model.policies[-1:] != [(immediate, note)]:
+                self.model.policies.append((immediate, note))
             assert answer.version == len(self.model.policies)
 
         @rule(pick=picks, gate=gates, verdict=st.sampled_from(("pass", "pass", "fail", "undecided")), look=picks)
         def judge_one(self, pick: int, gate: str, verdict: str, look: int) -> None:
-            if self.model.versions:
-                self.judged(pick % len(self.model.versions), gate, verdict, look)
-
-        @rule(pick=picks, look=picks)
-        def judge_all_well(self, pick: int, look: int) -> None:
-            if self.model.versions:
-                for gate in GATES:
-                    self.judged(pick % len(self.model.versions), gate, "pass", look)
+            self.judged(pick % len(self.model.versions), gate, verdict, look)
 
         @rule(
             pick=picks,
-            spoil=st.sampled_from(("", "", "", "", "leave one out", "stale epoch", "other policy", "old statement")),
+            spoil=st.sampled_from(
+                ("", "", "", "", "", "", "", "leave one out", "stale epoch", "other policy", "old statement")
+            ),
+            but=st.sampled_from(("", "", "", "", "", "", *GATES)),
+            fresh=st.sampled_from((True, True, False)),
             keyed=keyed,
         )
-        def promote(self, pick: int, spoil: str, keyed: bool) -> None:
-            if not self.model.versions:
-                return
+        def promote(self, pick: int, spoil: str, but: str, fresh: bool, keyed: bool) -> None:
             number = pick % len(self.model.versions)
             version, epoch = self.model.versions[number], len(self.model.moves)
             applies = [g for g in GATES if (g, version.kind) != ("auc_over_logistic", "logistic")]
+            for gate in applies if fresh else ():
+                self.judged(number, gate, "undecided" if gate == but else "pass", pick)
             statements = {g: version.results[g][2] for g in applies if g in version.results}
             if spoil == "leave one out":
                 statements.pop(applies[pick % len(applies)], None)
@@ -332,7 +358,7 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             )
             passed = all(version.results.get(g, ())[:2] == ("pass", in_force) for g in applies)
             complete = all(statements.get(g) == version.results.get(g, ("", 0, None))[2] for g in applies)
-            allowed = self.model.policies[-1] and not version.retired and spoil != "other policy"
+            allowed = self.model.policies[-1][0] and not version.retired and spoil != "other policy"
             key = f"key-{next(self.serial)}"
             if self.model.moves and self.model.moves[-1][0] == number + 1:
                 assert send(key).epoch == epoch
@@ -348,12 +374,18 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 other = lambda: catalog.rollback(self.me, key, ENDPOINT, reason="misuse")  # noqa: E731
                 self.acknowledged.append(Acknowledged(answer, lambda: send(key), other))
 
-        @rule(keyed=keyed, stale=st.booleans())
+        @rule(pick=picks)
+        def ship_two(self, pick: int) -> None:
+            for number in (pick, pick + 1):
+                self.promote(number, spoil="", but="", fresh=True, keyed=True)
+
+        @rule(keyed=keyed, stale=st.sampled_from((False, False, True)))
         def roll_back(self, keyed: bool, stale: bool) -> None:
             epoch = len(self.model.moves)
-            key = f"key-{next(self.serial)}"
+            name = f"key-{next(self.serial)}"
+            key = name if keyed else None
             expected = epoch + 1 if stale else epoch if keyed else None
-            send = lambda: catalog.rollback(self.me, key, ENDPOINT, expected_epoch=expected, reason="slow")  # noqa: E731
+            send = lambda: catalog.rollback(self.me, key, ENDPOINT, expected_epoch=expected, reason=name)  # noqa: E731
             if not epoch:
                 _refused(UnknownEndpoint, send)
             elif stale:
@@ -367,11 +399,12 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 assert send() == answer
                 self.model.moves.append((previous, stable))
 
-        @rule(pick=picks, keyed=keyed)
-        def retire(self, pick: int, keyed: bool) -> None:
-            if not self.model.versions:
+        @rule(pick=picks, named=st.sampled_from((0, 1)), seldom=st.integers(0, 3), keyed=keyed)
+        def retire(self, pick: int, named: int, seldom: int, keyed: bool) -> None:
+            chosen = self.model.moves[-1][named] if self.model.moves and seldom else None
+            if chosen is None and seldom:
                 return
-            number = pick % len(self.model.versions)
+            number = pick % len(self.model.versions) if chosen is None else chosen - 1
             send = lambda key: catalog.retire_model_version(self.me, key, MODEL, number + 1, "old")  # noqa: E731
             if self.model.moves and number + 1 in self.model.moves[-1]:
                 _refused(VersionRefused, lambda: send(f"key-{next(self.serial)}"))
@@ -415,7 +448,7 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             model = self.model
             told = catalog.budget(self.me, BUDGET, MONTH)
             assert told == BudgetState(model.limit, model.reserved, model.committed, UNIT)
-            seed = 1 + world.steps % 3
+            seed = 1 + world.steps % 2
             if seed in model.runs:
                 run = catalog.run(self.me, self.run_id(seed))
                 seen = [
@@ -438,7 +471,8 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
                 assert [v.retired for v in versions] == [v.retired for v in self.model.versions]
 
         def facts(self, seed: int) -> Any:  # noqa: ANN401
-            return run_facts(self.snapshot_id, seed, budget_id=BUDGET, max_attempts=MAX_ATTEMPTS)
+            budget_id = None if seed in DONE else BUDGET
+            return run_facts(self.snapshot_id, seed, budget_id=budget_id, max_attempts=MAX_ATTEMPTS)
 
         def run_id(self, seed: int) -> str:
             return self.facts(seed).run_id(self.me.tenant)

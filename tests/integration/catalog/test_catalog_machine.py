@@ -8,20 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import registry_machine
 from support.catalog_machine import run
 
 ROOT = Path(__file__).parents[3]
+DATA = "support.catalog_machine"
+REGISTRY = "support.registry_machine"
 STEPS = 2_000
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: in `file`, `old` becomes `new`."""
+    """One fault: in `file`, `old` becomes `new`; `machine` is the one that must see it."""
 
     name: str
     file: str
     old: str
     new: str
+    machine: str = DATA
 
 
 MUTANTS = (
@@ -46,11 +50,114 @@ MUTANTS = (
         "        raise IdempotencyConflict(step.key, command.operation)\n",
         "        pass\n",
     ),
+    Mutant(
+        "let a wrong token end an attempt",
+        "headway/catalog/runs.py",
+        "    if attempt.token != token or not attempt.is_open:\n        if",
+        "    if not attempt.is_open:\n        if",
+        REGISTRY,
+    ),
+    Mutant(
+        "let an end change",
+        "headway/catalog/runs.py",
+        "        if attempt.token == token and _same_end(step, attempt, ending):",
+        "        if attempt.token == token:",
+        REGISTRY,
+    ),
+    Mutant(
+        "let a machine restart what was cancelled",
+        "headway/catalog/runs.py",
+        '    if run.status == "cancelled" and ask.asker == "machine":',
+        '    if last.state == "cancelled" and ask.asker == "machine":',
+        REGISTRY,
+    ),
+    Mutant("count preemptions", "headway/catalog/run_facts.py", " and self.code != PREEMPTED", "", REGISTRY),
+    Mutant(
+        "overdraw a budget",
+        "headway/catalog/budgets.py",
+        "    if state.reserved + state.committed + amount > state.limit:",
+        "    if state.committed + amount > state.limit:",
+        REGISTRY,
+    ),
+    Mutant(
+        "keep a reservation after the end",
+        "headway/catalog/budgets.py",
+        '    _insert(step, budget_id, period, "release", owner_id, reserved)\n',
+        "",
+        REGISTRY,
+    ),
+    Mutant(
+        "lose events at a gap",
+        "headway/catalog/runs.py",
+        "    if first_seq > cursor + 1:\n        raise EventGap(run_id, number, node, cursor + 1, first_seq)\n",
+        "",
+        REGISTRY,
+    ),
+    Mutant(
+        "register a network as another kind",
+        "headway/catalog/registry.py",
+        "    if listed != facts.manifest_digest:",
+        "    if facts.manifest_digest not in run.result.artifacts.values():",
+        REGISTRY,
+    ),
+    Mutant(
+        "promote on results of an older policy",
+        "headway/catalog/endpoints.py",
+        "    if newest.policy_version != policy_version:",
+        "    if newest.policy_version > policy_version:",
+        REGISTRY,
+    ),
+    Mutant(
+        "promote what is undecided",
+        "headway/catalog/endpoints.py",
+        '    if newest.verdict != "pass":',
+        '    if newest.verdict == "fail":',
+        REGISTRY,
+    ),
+    Mutant(
+        "promote past the policy",
+        "headway/catalog/endpoints.py",
+        "    if not policy.allows_immediate:",
+        "    if policy is None:",
+        REGISTRY,
+    ),
+    Mutant(
+        "forget where the endpoint was",
+        "headway/catalog/endpoints.py",
+        "    if expected not in (None, epoch):",
+        "    if expected is not None and expected < epoch:",
+        REGISTRY,
+    ),
+    Mutant(
+        "roll back twice on a repeat",
+        "headway/catalog/endpoints.py",
+        "    return last.epoch if mine else last.epoch + 1",
+        "    return last.epoch + 1",
+        REGISTRY,
+    ),
+    Mutant(
+        "retire what serves",
+        "headway/catalog/registry.py",
+        '("stable", "previous", "candidate")',
+        '("stable", "candidate")',
+        REGISTRY,
+    ),
+    Mutant(
+        "take a prediction of another version",
+        "headway/catalog/predictions.py",
+        "        if version != batch.model_version:",
+        "        if version is None:",
+        REGISTRY,
+    ),
 )
 
 
 def test_commands_keep_the_model(catalog_url: str, tmp_path: Path) -> None:
     assert run(catalog_url, tmp_path / "store", examples=50) >= STEPS
+
+
+def test_runs_and_promotions_keep_the_model(catalog_url: str, tmp_path: Path) -> None:
+    assert registry_machine.run(catalog_url, tmp_path / "store", examples=25) >= STEPS // 2
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +169,28 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def _run_copy(copy: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
+def _run_copy(copy: Path, folder: Path, machine: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [
         sys.executable,
         "-m",
-        "support.catalog_machine",
+        machine,
         f"sqlite:///{folder / 'catalog.db'}",
         str(folder / "store"),
     ]
-    return subprocess.run([*command, "25"], env=environment, cwd=copy, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [*command, "15" if machine == REGISTRY else "25"],
+        env=environment,
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
-def test_the_machine_passes_on_an_unchanged_copy(copied: Path, tmp_path: Path) -> None:
-    result = _run_copy(copied, tmp_path)
+@pytest.mark.parametrize("machine", [DATA, REGISTRY])
+def test_the_machine_passes_on_an_unchanged_copy(copied: Path, tmp_path: Path, machine: str) -> None:
+    result = _run_copy(copied, tmp_path, machine)
     assert result.returncode == 0, result.stderr
     assert "steps" in result.stdout
 
@@ -87,7 +202,7 @@ def test_the_machine_kills(mutant: Mutant, copied: Path, tmp_path: Path) -> None
     assert original.count(mutant.old) == 1
     file.write_text(original.replace(mutant.old, mutant.new))
     try:
-        result = _run_copy(copied, tmp_path)
+        result = _run_copy(copied, tmp_path, mutant.machine)
     finally:
         file.write_text(original)
     assert result.returncode == 1, result.stdout
