@@ -21,7 +21,7 @@ from headway.training.launch import SUPERVISOR_LOST, KillFailed, LaunchFailed, L
 from headway.training.process_table import Process, environment_of, is_alive, kill_process, processes
 from headway.training.supervisor import publish, sync_folder
 from trainer.blobs import canonical_json
-from trainer.events import Event, last_event, node_folder, now_us, read_events, read_heartbeat
+from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, read_events, read_heartbeat
 from trainer.spec import AttemptSpec, RunSpec, parse_attempt
 
 START_S = 60.0
@@ -203,11 +203,10 @@ class LocalLauncher:
         attempt = parse_attempt((folder / "attempt.json").read_bytes())
         for node in range(attempt.nodes):
             place = node_folder(folder / "attempt.json", node)
-            first = read_events(place / "events.jsonl", limit=1)
-            last = last_event(place / "events.jsonl")
-            if first and last is not None:
-                beat = read_heartbeat(place / "node.heartbeat")
-                yield first[0].at, max(last.at, beat.at if beat else 0), attempt.processes_per_node
+            beat = read_heartbeat(place / "node.heartbeat")
+            span = _span(place / "events.jsonl", folder / "attempt.json")
+            if span is not None:
+                yield span[0], max(span[1], beat.at if beat else 0), attempt.processes_per_node
 
     def _marked(self) -> Iterator[tuple[str, int, Process]]:
         """Every living process that carries an attempt of this home in its environment."""
@@ -231,6 +230,15 @@ def _environment(attempt: AttemptSpec, folder: Path) -> dict[str, str]:
         "TRAINER_ATTEMPT": str(folder / "attempt.json"),
     }
     return {**passed, **mark}
+
+
+def _span(stream: Path, attempt: Path) -> tuple[int, int] | None:
+    """First and last moment that a node's stream tells of; of a broken one, what the files' times say."""
+    try:
+        first, last = read_events(stream, limit=1), last_event(stream)
+    except StreamBroken:
+        return attempt.stat().st_mtime_ns // 1_000, stream.stat().st_mtime_ns // 1_000
+    return (first[0].at, last.at) if first and last is not None else None
 
 
 def _was_started(folder: Path) -> bool:
