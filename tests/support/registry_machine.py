@@ -379,6 +379,13 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             for number in (pick, pick + 1):
                 self.promote(number, spoil="", but="", fresh=True, keyed=True)
 
+        @rule(pick=picks, immediate=st.booleans(), fresh=st.booleans())
+        def ship_after_a_new_policy(self, pick: int, immediate: bool, fresh: bool) -> None:
+            for gate in GATES:
+                self.judged(pick % len(self.model.versions), gate, "pass", pick)
+            self.policy(immediate, note=100 + len(self.model.policies), keyed=False)
+            self.promote(pick, spoil="", but="", fresh=fresh, keyed=True)
+
         @rule(keyed=keyed, stale=st.sampled_from((False, False, True)))
         def roll_back(self, keyed: bool, stale: bool) -> None:
             epoch = len(self.model.moves)

@@ -179,7 +179,7 @@ def _run_copy(copy: Path, folder: Path, machine: str) -> "subprocess.CompletedPr
         str(folder / "store"),
     ]
     return subprocess.run(
-        [*command, "15" if machine == REGISTRY else "25"],
+        [*command, "25"],
         env=environment,
         cwd=copy,
         capture_output=True,
