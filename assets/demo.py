@@ -168,11 +168,13 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
             status = _run_child(settings, watch, output, sliced, show, _LINE_EVERY_S)
             if status != 0:
                 return _failed(watch, log)
-        if not _summary(services, pipeline, partitions, watch, changed=changed):
+        snapshots = _summary(services, pipeline, partitions)
+        if not snapshots:
             return 1
         if sliced:
-            print(f"no model for a slice: without --first and --last the demo trains on {AS_OF} as well")
+            _close(watch, snapshots, changed=changed, served=None)
             return 0
+        before = _versions(services, pipeline)
         print(f"\ntraining on two nodes, as of {AS_OF}, then judging on the month after", flush=True)
         seen: dict[str, int] = {}
         show = lambda: show_new_events(services, pipeline.name, seen)  # noqa: E731
@@ -180,9 +182,12 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
         if status != 0 and not _is_judged(services, pipeline):
             return _failed(watch, log)
         served = settle(settings, services, pipeline)
-        memory = f"; peak memory {watch.peak_bytes / 2**30:.1f} GiB" if watch.peak_bytes else ""
-        print(f"\n{'done' if served else 'no version serves'} after {watch.seconds:.0f} s{memory}")
+        _close(watch, snapshots, changed=changed or _versions(services, pipeline) != before, served=served)
         return 0
+
+
+def _versions(services: Services, pipeline: Pipeline) -> int:
+    return len(services.catalog.model_versions(services.principal, pipeline.name))
 
 
 def _run_child(
@@ -283,11 +288,8 @@ def _summary(
     services: Services,
     pipeline: Pipeline,
     partitions: Sequence[str],
-    watch: Watch,
-    *,
-    changed: bool,
-) -> bool:
-    """Print what the catalog holds of the partitions; return whether a snapshot was published."""
+) -> list[str]:
+    """Print what the catalog holds of the partitions; return the ids of the published snapshots."""
     from headway.datasets.rows import dataset_name
 
     print()
@@ -313,16 +315,22 @@ def _summary(
         f"{len(partitions) - len(published)} refused; {sum(s.rows for s in published.values()):>8,} label rows; "
         f"left out: {', '.join(f'{n:,} {r}' for r, n in sorted(excluded.items())) or 'none'}"
     )
-    unchanged = not changed and len(published) == len(partitions)
+    if not published:
+        print("no snapshot was published")
+    return [snapshot.snapshot_id for snapshot in published.values()]
+
+
+def _close(watch: Watch, snapshots: Sequence[str], *, changed: bool, served: bool | None) -> None:
+    """Print how it ended (`served` None: a slice, which trains nothing) and where to look."""
     memory = f"; peak memory {watch.peak_bytes / 2**30:.1f} GiB" if watch.peak_bytes else ""
-    print(
-        f"\n{'everything is up to date' if unchanged else 'done'} after {watch.seconds:.0f} s{memory}\n"
-        "look at it:            make ui      (then open http://127.0.0.1:3000)\n"
-        f"check one snapshot:    .venv/bin/headway snapshots verify {next(iter(published.values())).snapshot_id}"
-        if published
-        else "no snapshot was published"
-    )
-    return bool(published)
+    ended = "done" if changed else "everything is up to date"
+    print(f"\n{ended} after {watch.seconds:.0f} s{memory}")
+    if served is False:
+        print("no version serves: its gates, above, say why")
+    if served is None:
+        print(f"no model for a slice: without --first and --last the demo trains on {AS_OF} as well")
+    print("look at it:            make ui      (then open http://127.0.0.1:3000)")
+    print(f"check one snapshot:    .venv/bin/headway snapshots verify {snapshots[0]}")
 
 
 def _resident_bytes(roots: Sequence[int]) -> int:
