@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.catalog.errors import AttemptsSpent, BudgetExhausted, StaleAttempt
+from headway.catalog.errors import AttemptsSpent, BudgetExhausted, RunCancelled, RunRefused, StaleAttempt
 from headway.services import Services
 from headway.training.launch import Launcher, Observation
 from headway.training.results import ArtifactInvalid, collect_result
@@ -200,9 +200,10 @@ class Reconciler:
 
     def _restart(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
         catalog, principal = self._services.catalog, self._services.principal
+        _carry_budget(self._services, run)
         try:
             asked = catalog.restart_run(principal, None, run.run_id, reserve_seconds=_reserved(self._services, run))
-        except (AttemptsSpent, BudgetExhausted) as error:
+        except (AttemptsSpent, BudgetExhausted, RunCancelled, RunRefused) as error:
             yield Action(run.run_id, attempt.attempt, "give_up", error.message)
             return
         if asked.attempt is not None and asked.decision != "up_to_date":
@@ -237,6 +238,18 @@ def _keep(services: Services, launcher: Launcher, attempt: Attempt, node: int) -
         documents = [{"kind": e.kind, "data": e.data, "at": e.at} for e in events]
         catalog.append_events(principal, attempt.run_id, attempt.attempt, node, events[0].seq, documents)
         after = events[-1].seq
+
+
+def _carry_budget(services: Services, run: TrainingRun) -> None:
+    """Give a new month the amount of the month in which the run's newest attempt was paid for."""
+    from headway.catalog.budgets import period_of
+
+    catalog, principal, budget_id = services.catalog, services.principal, run.facts.budget_id
+    now = period_of(catalog.clock())
+    if budget_id is not None and catalog.budget(principal, budget_id, now) is None:
+        before = catalog.budget(principal, budget_id, period_of(run.last.created_at))
+        if before is not None:
+            catalog.set_budget(principal, None, budget_id, now, before.unit, before.limit)
 
 
 def _reserved(services: Services, run: TrainingRun) -> int:
