@@ -16,6 +16,10 @@ _LINES = 15
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
+class TrainerAbsent(HeadwayError):
+    """A code tree without the trainer that was to run from it."""
+
+
 class TrainerFailed(HeadwayError):
     """A module of the trainer ended badly or not in time; `code` is its exit status, None for a missed deadline."""
 
@@ -29,8 +33,13 @@ def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline
     """Run `python -m <module>` with the code below `code_root`, and return what it printed.
 
     Raises:
+        TrainerAbsent: `code_root` holds no such module; nothing was started.
         TrainerFailed: it ended with another status than 0, or took longer than `deadline_s` seconds.
     """
+    file = code_root.joinpath(*module.split(".")).with_suffix(".py")
+    # Python would look further along its path and quietly run the installed trainer in place of the absent one.
+    if not (file.is_file() and (code_root / "trainer" / "__init__.py").is_file()):
+        raise TrainerAbsent(f"{code_root} holds no {module}", "restore the code tree; no other trainer takes its place")
     command = [sys.executable, "-m", module, *arguments]
     us = os.getpid()
     try:
