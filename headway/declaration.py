@@ -716,6 +716,12 @@ class PipelineSpec(Spec):
         lost = sorted(needed - {*filled, self.label.observation_time})
         if lost:
             raise ValueError(f"serving.request: features read {lost}, and no field of the request fills them")
+        unfilled = sorted(set(inputs) - {*filled, self.label.observation_time})
+        if self.features.custom and unfilled:
+            raise ValueError(
+                f"serving.request: custom features {sorted(self.features.custom)} get label rows whole, and no field "
+                f"of the request fills {unfilled}. Add fields that fill them, or drop them from label.carry"
+            )
 
     def _source(self, where: str, name: str) -> SourceSpec:
         if name not in self.sources:

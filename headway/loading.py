@@ -171,8 +171,10 @@ def _validate(attributes: dict[str, Any], document: yaml.Node, file: Path) -> Pi
 
 def _problem(error: ErrorDetails, document: yaml.Node, file: Path) -> Problem:
     keys = [k for k in error["loc"] if not _is_union_tag(k)]
-    line = _line_of(document, ["attributes", *keys])
     message = error["msg"].removeprefix("Value error, ")
+    if not keys:
+        keys, message = _place_of(message)
+    line = _line_of(document, ["attributes", *keys])
     if error["type"] == "extra_forbidden":
         allowed = _allowed_fields(keys[:-1])
         message = f"{keys[-1]!r} is not a field here" + (f"; allowed are {allowed}" if allowed else "")
@@ -183,6 +185,13 @@ def _problem(error: ErrorDetails, document: yaml.Node, file: Path) -> Problem:
     if not own_words and isinstance(shown, str | int | float | bool):
         message = f"{message}, got {shown!r}"
     return Problem(str(file), line, ".".join(map(str, keys)) or "attributes", message)
+
+
+def _place_of(message: str) -> tuple[list[Any], str]:
+    """Split a message about several fields, which begins with the path of the one to look at."""
+    path, _, rest = message.partition(": ")
+    named = bool(rest) and path.partition(".")[0] in PipelineSpec.model_fields
+    return (list(path.split(".")), rest) if named else ([], message)
 
 
 def _is_union_tag(key: object) -> bool:

@@ -32,7 +32,7 @@ from headway.features.reach import WHOLE_TABLE, Interval, partitions_in_reach
 from headway.features.snapshot import SnapshotBuilder, incomplete_flags
 from headway.loading import Pipeline
 from headway.services import Services
-from headway.serving.requests import NotServed, RequestProblem, RequestsRefused, is_personal, serving_of
+from headway.serving.requests import RequestProblem, RequestsRefused, is_personal, serving_of
 
 Status = Literal["fresh", "stale", "default", "missing"]
 
@@ -106,7 +106,7 @@ def compute_features(services: Services, pipeline: Pipeline, requests: pa.Table)
         requests: what `read_requests` gave; counted from 1 in messages.
 
     Raises:
-        NotServed: a custom feature reads label columns that no request fills.
+        NotServed: the pipeline declares no `serving`.
         RequestsRefused: an observation that is still to come, or outside the calendar.
         InputMissing: a partition that was over at the observation has no version.
         InputQuarantined: a whole table is quarantined, or the declaration refuses quarantined inputs.
@@ -143,17 +143,10 @@ def label_inputs(spec: PipelineSpec, requests: pa.Table) -> pa.Table:
     """What features may read of each request: filled label columns, the observation time, null for all others.
 
     Raises:
-        NotServed: a custom feature, which gets the whole label row, would see null where snapshots have a value.
         RequestsRefused: the observation would lie outside the years 1 to 9999, or contradicts the request.
     """
     serving, source = serving_of(spec), spec.sources[spec.label.source]
     filled = {f.column: name for name, f in serving.request.items() if f.column}
-    unfilled = sorted({*spec.label_inputs()} - {*filled, spec.label.observation_time})
-    if unfilled and spec.features.custom:
-        raise NotServed(
-            f"custom features {sorted(spec.features.custom)} get label rows whole, and no request fills {unfilled}",
-            "add fields that fill them to serving.request, or drop them from label.carry",
-        )
     observed = _observation_times(spec, requests)
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     for column in spec.label_inputs():

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from support.workbench import Workbench, table_source, write_workbench
 
 from headway.features.inputs import InputMissing
 from headway.serving.features import ComputedRequests, InputQuarantined, as_kept, compute_features
-from headway.serving.requests import NotServed, RequestsRefused
+from headway.serving.requests import RequestsRefused
 
 COLUMNS = {"k": "string", "at": "timestamp", "known": "timestamp", "value": "float64"}
 REQUEST = {"k": {"type": "string", "column": "k"}, "starts": {"type": "timestamp", "required": True}}
@@ -167,24 +166,6 @@ def test_a_personal_key_meets_its_hash_and_is_never_kept(tmp_path: Path) -> None
     dropped = spec.model_copy(update={"sources": {**spec.sources, "labels": source}})
     asked = requests_for(pipeline_of(bench), stored)
     assert as_kept(dropped, asked).column("k").null_count == 2
-
-
-def test_a_custom_feature_may_not_see_null_where_snapshots_have_a_value(tmp_path: Path) -> None:
-    code = "import pyarrow as pa\n\n\ndef f(labels, rows):\n    return pa.array([1] * len(labels), pa.int64())\n"
-    bench = _bench(
-        tmp_path,
-        features={"custom": {"c": {"function": "features.f", "source": "data", "lookback": "1d", "type": "int64"}}},
-        code=code,
-    )
-    pipeline = pipeline_of(bench)
-    serving = pipeline.spec.serving
-    assert serving is not None
-    lacking = pipeline.spec.model_copy(
-        update={"serving": serving.model_copy(update={"request": {"starts": serving.request["starts"]}})}
-    )
-
-    with opened(bench) as services, pytest.raises(NotServed, match="custom features"):
-        compute_features(services, replace(pipeline, spec=lacking), pa.table({"starts": pa.array([0]).cast(MOMENT)}))
 
 
 def test_field_B09_todays_export_never_stands_in_last_years_row(tmp_path: Path) -> None:

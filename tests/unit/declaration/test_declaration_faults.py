@@ -197,3 +197,35 @@ def test_an_unknown_pipeline_names_the_known_ones() -> None:
     assert result.exit_code == 2
     assert "no pipeline 'no_such'" in result.output
     assert "flight_delay" in result.output
+
+
+def _custom_served(attributes: dict[str, Any], carried: bool, filled: bool) -> None:
+    _view(attributes)
+    once = {"function": "features.one", "source": "readings", "lookback": "1d", "type": "float64"}
+    attributes["features"]["custom"] = {"once": once}
+    columns = attributes["sources"]["labels"]["columns"]
+    columns["size"] = {"type": "int64", "known_at": "asked_at"}
+    attributes["label"]["carry"] = ["size"] if carried else []
+    request: dict[str, Any] = {
+        "label_id": {"type": "string", "column": "label_id"},
+        "starts": {"type": "timestamp", "required": True},
+    }
+    if filled:
+        request["size"] = {"type": "int64", "column": "size"}
+    attributes["serving"] = {"observed": "starts", "before": "1h", "request": request}
+
+
+@pytest.mark.parametrize(("carried", "filled"), [(True, False), (True, True), (False, False)])
+def test_beside_a_custom_feature_the_request_fills_every_label_input(
+    tmp_path: Path, carried: bool, filled: bool
+) -> None:
+    folder = _written(tmp_path / "p", lambda a: _custom_served(a, carried, filled))
+    (folder / "features.py").write_text("def one(labels, rows):\n    return rows\n")
+    result = _checked(folder)
+    if filled or not carried:
+        assert result.exit_code == 0, result.output
+        return
+    (told,) = result.output.splitlines()
+    assert f"defs.yaml:{_line_of(folder, 'request:')}: serving.request: custom features ['once']" in told
+    assert "no field of the request fills ['size']" in told
+    assert told.endswith("Add fields that fill them, or drop them from label.carry")
