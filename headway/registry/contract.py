@@ -8,7 +8,7 @@ What a caller may send is `request` where there is one (the platform computes th
 values are accepted too. `nullable` (default true) says whether a value may be missing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -32,14 +32,6 @@ class ContractInvalid(HeadwayError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"contract: {message}", "train the model again with this code, which writes whole contracts")
-
-
-class ColumnsRefused(HeadwayError):
-    """Names of request columns that the contract does not accept; `problems` holds each."""
-
-    def __init__(self, problems: Sequence[str], accepted: Sequence[str]) -> None:
-        super().__init__("request columns: " + "; ".join(problems), f"send {', '.join(accepted)}, in any order")
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True)
@@ -108,22 +100,6 @@ def request_columns(serving: ServingSpec) -> list[Json]:
     ]
 
 
-def accepted_columns(columns: Json) -> tuple[Column, ...]:
-    """Return the columns of a contract's `request` or `inputs`.
-
-    Raises:
-        ContractInvalid: a column is malformed, or a name stands twice.
-    """
-    if not isinstance(columns, list | tuple):
-        raise ContractInvalid(f"{columns!r:.80} is no list of columns")
-    found = tuple(_column(item) for item in columns)
-    names = [column.name for column in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ContractInvalid(f"columns {twice} stand twice")
-    return found
-
-
 def parse_contract(document: Json) -> Contract:
     """Return the contract of a document.
 
@@ -141,8 +117,8 @@ def parse_contract(document: Json) -> Contract:
         raise ContractInvalid("output names no column with a type")
     if isinstance(version, bool) or not isinstance(version, int):
         raise ContractInvalid(f"semantics_version {version!r:.40} is no whole number")
-    inputs = accepted_columns(document["inputs"])
-    accepted = accepted_columns(document["request"]) if "request" in document else inputs
+    inputs = _accepted_columns(document["inputs"])
+    accepted = _accepted_columns(document["request"]) if "request" in document else inputs
     name = features.get("name") if isinstance(features, Mapping) else None
     return Contract(accepted, output, None if name is None else str(name), version)
 
@@ -165,30 +141,6 @@ def compatibility(stable: Json, candidate: Json) -> Compatibility:
         return Compatibility("forbidden", tuple(renamed_units))
     problems = [*renamed_units, *_meaning(before, after), *_columns(before, after), *_output(before, after)]
     return Compatibility("breaking" if problems else "compatible", tuple(problems))
-
-
-def check_columns(accepted: Sequence[Column], names: Sequence[str | None]) -> None:
-    """Refuse column names of a request; order does not matter, and a missing optional column is none sent.
-
-    Args:
-        accepted: the contract's columns (`Contract.accepted`, `accepted_columns`).
-        names: the names as they stand in the request; None or "" for a column without a name.
-
-    Raises:
-        ColumnsRefused: columns without a name, twice, that the contract does not know, or required and missing.
-    """
-    known = [column.name for column in accepted]
-    unnamed = sum(1 for name in names if not name)
-    named = [name for name in names if name]
-    twice = sorted({name for name in named if named.count(name) > 1})
-    extra = [name for name in dict.fromkeys(named) if name not in known]
-    missing = [column.name for column in accepted if column.required and column.name not in named]
-    problems = [f"{unnamed} without a name, and columns are never matched by position"] if unnamed else []
-    problems += [f"{name!r} stands twice" for name in twice]
-    problems += [f"{name!r} is not part of the contract" for name in extra]
-    problems += [f"{name!r} is required and missing" for name in missing]
-    if problems:
-        raise ColumnsRefused(problems, known)
 
 
 def contract_hash(document: Mapping[str, Json]) -> str:
@@ -239,6 +191,17 @@ def _output(before: Contract, after: Contract) -> Iterator[str]:
     for field in dict.fromkeys([*_OUTPUT_MEANING, *before.output]):
         if before.output.get(field) != after.output.get(field):
             yield f"output {field} is {after.output.get(field)!r}, was {before.output.get(field)!r}"
+
+
+def _accepted_columns(columns: Json) -> tuple[Column, ...]:
+    if not isinstance(columns, list | tuple):
+        raise ContractInvalid(f"{columns!r:.80} is no list of columns")
+    found = tuple(_column(item) for item in columns)
+    names = [column.name for column in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ContractInvalid(f"columns {twice} stand twice")
+    return found
 
 
 def _column(item: Json) -> Column:

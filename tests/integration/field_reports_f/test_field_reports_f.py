@@ -1,4 +1,4 @@
-"""Field reports on evidence, thresholds, signed manifests and request columns, each tried as it was reported."""
+"""Field reports on evidence, thresholds and signed manifests, each tried as it was reported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,6 @@ from support.registry_cases import Ring, checks, contract, evaluation, scored, v
 
 from headway.artifacts.digests import canonical_json, digest_bytes
 from headway.registry.bundle import verify_bundle
-from headway.registry.contract import ColumnsRefused, check_columns, parse_contract
 from headway.registry.dsse import sign, statement
 from headway.registry.evaluation import ScoredRows
 from headway.registry.statements import PROVENANCE
@@ -203,45 +202,3 @@ def test_field_F05_a_signed_manifest_with_a_hostile_name_opens_nothing(
     refusal = {finding.subject: finding.problem for finding in checked.problems}["manifest"]
     assert name in refusal
     assert (opened, files) == ([], ())
-
-
-_COLUMNS = parse_contract(
-    contract(
-        {"name": "carrier", "type": "string", "required": True},
-        {"name": "origin", "type": "string", "required": True},
-        {"name": "tailnum", "type": "string", "required": False},
-    )
-).accepted
-
-
-@pytest.mark.parametrize("names", [("carrier", "origin", "tailnum"), ("tailnum", "origin", "carrier")])
-def test_field_F07_the_order_of_columns_does_not_matter(names: tuple[str, ...]) -> None:
-    check_columns(_COLUMNS, names)
-
-
-def test_field_F07_a_missing_optional_column_is_none_sent() -> None:
-    check_columns(_COLUMNS, ("origin", "carrier"))
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("carrier", "origin", "dest"), "'dest' is not part of the contract"),
-        (("carrier", "tailnum"), "'origin' is required and missing"),
-        (("carrier", "origin", "carrier"), "'carrier' stands twice"),
-        (("carrier", None), "1 without a name"),
-        (("", "", "carrier"), "2 without a name"),
-        (("Carrier", "origin"), "'Carrier' is not part of the contract"),
-    ],
-)
-def test_field_F07_every_other_set_of_columns_is_refused_by_name(names: tuple[str | None, ...], said: str) -> None:
-    with pytest.raises(ColumnsRefused) as caught:
-        check_columns(_COLUMNS, names)
-    assert said in caught.value.message
-    assert "carrier, origin, tailnum" in caught.value.remedy
-
-
-def test_field_F07_all_that_is_wrong_is_said_at_once() -> None:
-    with pytest.raises(ColumnsRefused) as caught:
-        check_columns(_COLUMNS, ("dest", "dest", None, "tailnum"))
-    assert len(caught.value.problems) == 5

@@ -12,8 +12,6 @@ from headway.catalog import FeatureSetFacts, FeatureSetVersion
 from headway.declaration import ServingSpec
 from headway.registry.contract import (
     ContractInvalid,
-    accepted_columns,
-    check_columns,
     compatibility,
     contract_hash,
     parse_contract,
@@ -248,4 +246,3 @@ def test_registration_completes_the_artifacts_contract() -> None:
     assert contract_hash(made) != contract_hash(artifact)
     with pytest.raises(ContractInvalid):
         registered_contract(None, FeatureSetVersion(facts, 4, 0), 7, serving)
-    check_columns(accepted_columns(made["request"]), ["t", "carrier"])
