@@ -28,11 +28,13 @@ def command(
     """Walk from a prediction to its version, gates, run, data, and the raw rows that made each feature.
 
     ID is a prediction's id or its first characters. Everything that the prediction rests on is read again and compared
-    with what was recorded: blobs, content digests, the digest of every raw row, and the features recomputed from them.
+    with what was recorded: blobs, content digests, the digest of every raw row, the features recomputed from them, and
+    the signatures of gates and promotion.
 
-    Exits 1, naming dataset version and row, when something is not as it was recorded.
+    Exits 1, naming dataset version and row, or statement, when something is not as it was recorded.
     """
     from headway.loading import load_pipeline
+    from headway.registry.keys import KeyRing
     from headway.services import open_services
     from headway.serving.documents import explanation_document
     from headway.serving.explain import ROWS_SHOWN, explain, find_prediction
@@ -42,7 +44,8 @@ def command(
         prediction = find_prediction(services, prediction_id)
         version = services.catalog.model_version(services.principal, prediction.model_id, prediction.model_version)
         pipeline = load_pipeline(reference or version.facts.pipeline)
-        found = explain(services, pipeline, prediction.prediction_id, feature, shown)
+        trust = KeyRing(settings.home / "keys").trust()
+        found = explain(services, pipeline, trust, prediction.prediction_id, feature, shown)
     document = explanation_document(found)
     if as_json:
         click.echo(json.dumps(document, indent=2))

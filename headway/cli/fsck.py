@@ -1,26 +1,37 @@
 """`headway fsck`: does the truth hold together?"""
 
+from __future__ import annotations
+
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from headway.home import Settings
-from headway.services import open_services
+from headway.services import Services, open_services
+
+if TYPE_CHECKING:
+    from headway.catalog.invariants import Finding
+    from headway.registry.keys import KeyRing
+
+_SHOWN = 5
 
 
 @click.command("fsck")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Check the catalog's invariants by name, and the store against the catalog's rows.
+    """Check the catalog's invariants by name, the store against the catalog's rows, and the signatures of promotions.
 
     Exits 1 when an invariant does not hold.
     """
     from headway.catalog.invariants import check
+    from headway.registry.keys import KeyRing
 
     settings: Settings = ctx.obj
     with open_services(settings) as services:
         findings = check(services.catalog, services.principal, services.store)
+        findings.append(_signed_promotions(services, KeyRing(settings.home / "keys")))
     if as_json:
         rows = [{"invariant": f.invariant, "name": f.name, "ok": f.ok, "detail": f.detail} for f in findings]
         click.echo(json.dumps({"findings": rows}, indent=2))
@@ -33,3 +44,23 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if not as_json:
         click.echo(f"{len(findings)} invariants checked in {settings.home}, {broken} broken")
     ctx.exit(1 if broken else 0)
+
+
+def _signed_promotions(services: Services, keyring: KeyRing) -> Finding:
+    from headway.catalog.invariants import Finding
+    from headway.registry.audit import audit_promotions
+    from headway.registry.keys import KeysRefused
+
+    invariant, name = "I4", "promotions are signed"
+    try:
+        trust = keyring.trust()
+    except KeysRefused as error:
+        return Finding(invariant, name, False, error.message)
+    promotions = audit_promotions(services, trust)
+    broken = [f"{f.subject}: {f.problem}" for f in promotions if f.problem]
+    if broken:
+        return Finding(invariant, name, False, f"{len(broken)} broken: {'; '.join(broken[:_SHOWN])}")
+    if not promotions:
+        return Finding(invariant, name, True, "nothing was ever promoted")
+    said = f"each of {len(promotions)} verifies for its endpoint and epoch, and so do the gate statements below it"
+    return Finding(invariant, name, True, said)

@@ -14,6 +14,7 @@ from headway.home import Settings
 
 if TYPE_CHECKING:
     from headway.loading import Pipeline
+    from headway.registry.keys import KeyRing
     from headway.services import Services
     from headway.serving.predict import Answer, Target
 
@@ -55,8 +56,12 @@ def command(
 
     Answers carry the model version and artifact digest, when the features are from, and a prediction id that
     `headway explain` takes. They are recorded before they are shown.
+
+    An endpoint answers only while the signed statement of its promotion verifies with the public keys of this home.
+    --version is a dry look, which asks for no promotion and records nothing.
     """
     from headway.loading import load_pipeline
+    from headway.registry.keys import KeyRing
     from headway.services import open_services
     from headway.serving.predict import predict
     from headway.serving.requests import read_requests
@@ -66,7 +71,7 @@ def command(
     _check_output(output)
     with open_services(settings) as services:
         pipeline = None if reference is None else load_pipeline(reference)
-        target = _target(services, pipeline, endpoint, wanted)
+        target = _target(services, KeyRing(settings.home / "keys"), pipeline, endpoint, wanted)
         pipeline = pipeline or load_pipeline(target.version.facts.pipeline)
         answers = predict(services, pipeline, read_requests(file, pipeline.spec), target)
     if output is not None:
@@ -74,7 +79,9 @@ def command(
     _show(answers, as_json, output)
 
 
-def _target(services: Services, pipeline: Pipeline | None, endpoint: str | None, wanted: str | None) -> Target:
+def _target(
+    services: Services, keyring: KeyRing, pipeline: Pipeline | None, endpoint: str | None, wanted: str | None
+) -> Target:
     from headway.serving.predict import endpoint_target, find_endpoint, version_target
 
     if wanted is not None:
@@ -82,7 +89,8 @@ def _target(services: Services, pipeline: Pipeline | None, endpoint: str | None,
         if found is None:
             raise VersionReferenceWrong(f"{wanted!r} names no version", "write MODEL@N, for instance flight_delay@3")
         return version_target(services, found[1], int(found[2]))
-    return endpoint_target(services, endpoint or find_endpoint(services, None if pipeline is None else pipeline.name))
+    found = endpoint or find_endpoint(services, None if pipeline is None else pipeline.name)
+    return endpoint_target(services, keyring.trust(), found)
 
 
 def _check_output(output: Path | None) -> None:
@@ -128,7 +136,7 @@ def _show(answers: list[Answer], as_json: bool, output: Path | None) -> None:
     if output is not None:
         click.echo(f"{len(answers)} answers written to {output}")
     if first.prediction_id is None:
-        click.echo("a dry look: nothing was recorded, and `headway explain` knows nothing of it")
+        click.echo("a dry look: no promotion was checked, nothing was recorded, `headway explain` knows nothing of it")
     else:
         click.echo(f"recorded for endpoint {first.endpoint_id} (epoch {first.endpoint_epoch})")
 

@@ -1,13 +1,14 @@
-"""Looks back at every promotion: was each signed for its endpoint and epoch, on verdicts that were signed to pass?
+"""Looks back at promotions and verdicts: was each signed, for its endpoint and epoch, by a key that still counts?
 
 The catalog checks the structure of a promotion (invariant I4); signatures are checked here, with public keys.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from headway.artifacts.errors import StoreError
+from headway.catalog.errors import UnknownModel
 from headway.catalog.registry_facts import EndpointEvent, ModelVersion
-from headway.registry.dossier import Finding
+from headway.registry.dossier import Finding, newest_results
 from headway.registry.dsse import SignatureRefused
 from headway.registry.keys import Trust
 from headway.registry.statements import GATE_VERDICT, Signed, open_promotion, open_statement
@@ -23,55 +24,69 @@ def audit_promotions(services: Services, trust: Trust) -> list[Finding]:
     for endpoint in services.catalog.endpoints(services.principal):
         for event in services.catalog.endpoint_events(services.principal, endpoint.endpoint_id):
             if event.operation == "promote":
-                problems = list(_problems(services, trust, event))
+                problems = [f"{f.subject}: {f.problem}" for f in check_promotion(services, trust, event) if f.problem]
                 name = f"{endpoint.endpoint_id} epoch {event.epoch}: {endpoint.model_id}@{event.row.stable}"
                 found.append(Finding(name, "; ".join(problems)))
     return found
 
 
-def _problems(services: Services, trust: Trust, event: EndpointEvent) -> Iterator[str]:
+def check_promotion(services: Services, trust: Trust, event: EndpointEvent) -> list[Finding]:
+    """Return one finding for the statement of a promotion, and one for each gate statement that it rests on."""
     if event.evidence is None or event.row.stable is None:
-        yield "it names no evidence"
-        return
-    version = services.catalog.model_version(services.principal, event.row.model_id, event.row.stable)
-    envelopes, missing = _envelopes(services, version)
-    yield from missing
-    signed = envelopes.get(event.evidence.promotion_statement)
+        return [Finding("promotion", "it names no evidence")]
+    try:
+        version = services.catalog.model_version(services.principal, event.row.model_id, event.row.stable)
+    except UnknownModel as error:
+        return [Finding("promotion", error.message)]
+    envelopes, lost = _envelopes(services, version)
+    signed, gates = envelopes.get(event.evidence.promotion_statement), event.evidence.statements
+    return [
+        *lost,
+        Finding("promotion", _promotion(signed, trust, version, event, gates)),
+        *(Finding(f"gate {g}", _gate(envelopes.get(s), trust, version, g, "pass")) for g, s in gates.items()),
+    ]
+
+
+def check_verdicts(services: Services, trust: Trust, version: ModelVersion) -> list[Finding]:
+    """Return one finding per gate that judged a version: whether its newest recorded verdict is a signed one."""
+    envelopes, lost = _envelopes(services, version)
+    results = newest_results(services, version).values()
+    gates = ((r, _gate(envelopes.get(r.statement_digest), trust, version, r.gate, r.verdict)) for r in results)
+    return [*lost, *(Finding(f"gate {result.gate}", problem) for result, problem in gates)]
+
+
+def _promotion(
+    signed: Signed | None, trust: Trust, version: ModelVersion, event: EndpointEvent, gates: Mapping[str, str]
+) -> str:
     if signed is None:
-        yield "the promotion is unsigned"
-    else:
-        try:
-            open_promotion(
-                signed, trust, version.manifest_digest, event.endpoint_id, event.epoch, event.evidence.statements
-            )
-        except SignatureRefused as error:
-            yield f"promotion: {error.message}"
-    for gate, statement in event.evidence.statements.items():
-        problem = _gate(envelopes.get(statement), trust, version, gate)
-        if problem:
-            yield f"{gate}: {problem}"
+        return "it is unsigned"
+    try:
+        open_promotion(signed, trust, version.manifest_digest, event.endpoint_id, event.epoch, gates)
+    except SignatureRefused as error:
+        return error.message
+    return ""
 
 
-def _gate(signed: Signed | None, trust: Trust, version: ModelVersion, gate: str) -> str:
+def _gate(signed: Signed | None, trust: Trust, version: ModelVersion, gate: str, verdict: str) -> str:
     if signed is None:
         return "its verdict is unsigned"
     try:
         found = open_statement(signed, trust, "gate", GATE_VERDICT, version.manifest_digest)
     except SignatureRefused as error:
         return error.message
-    wanted = {"gate": gate, "verdict": "pass", "model": version.model_id, "version": version.version}
+    wanted = {"gate": gate, "verdict": verdict, "model": version.model_id, "version": version.version}
     said = {name: found.predicate.get(name) for name in wanted}
     return "" if said == wanted else f"its statement says {said}"
 
 
-def _envelopes(services: Services, version: ModelVersion) -> tuple[Mapping[str, Signed], list[str]]:
+def _envelopes(services: Services, version: ModelVersion) -> tuple[Mapping[str, Signed], list[Finding]]:
     found: dict[str, Signed] = {}
-    missing: list[str] = []
+    lost: list[Finding] = []
     for attestation in services.catalog.attestations(services.principal, version.manifest_digest):
         try:
             data = services.store.get_bytes(attestation.envelope_digest)
         except StoreError as error:
-            missing.append(str(error))
+            lost.append(Finding(f"statement {attestation.statement_digest}", str(error)))
             continue
         found[attestation.statement_digest] = Signed(data, attestation.created_at)
-    return found, missing
+    return found, lost

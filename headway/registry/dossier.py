@@ -176,17 +176,17 @@ def _promotions(services: Services, version: ModelVersion, envelopes: Mapping[st
     found: list[Promoted] = []
     for endpoint in services.catalog.endpoints(services.principal):
         if endpoint.model_id == version.model_id and endpoint.stable == version.version:
-            event = promotion_event(services, endpoint.endpoint_id, version.version)
+            event = promotion_event(services, endpoint.endpoint_id, version.version, endpoint.epoch)
             if event is not None and event.evidence is not None:
                 signed = envelopes.get(event.evidence.promotion_statement, Signed(b"", event.at))
                 found.append(Promoted(endpoint.endpoint_id, event.epoch, event.evidence.statements, signed))
     return tuple(found)
 
 
-def promotion_event(services: Services, endpoint_id: str, version: int) -> EndpointEvent | None:
-    """Return the event by which a version last became stable on an endpoint by promotion, not by rollback."""
+def promotion_event(services: Services, endpoint_id: str, version: int, epoch: int) -> EndpointEvent | None:
+    """Return the event by which a version last became stable by promotion, not by rollback, at `epoch` or before."""
     events = services.catalog.endpoint_events(services.principal, endpoint_id)
-    promotions = [e for e in events if e.operation == "promote" and e.row.stable == version]
+    promotions = [e for e in events if e.operation == "promote" and e.row.stable == version and e.epoch <= epoch]
     return max(promotions, key=lambda event: event.epoch, default=None)
 
 

@@ -15,7 +15,7 @@ class NotPromoted(HeadwayError):
 
 
 def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int) -> Endpoint:
-    """Make a version the endpoint's stable one, at once; stable already: nothing changes.
+    """Make a version the endpoint's stable one, at once; stable already, by a promotion that verifies: nothing changes.
 
     The promoter's statement names endpoint, epoch and gate statements, so it promotes here, once, and nowhere else.
 
@@ -23,11 +23,13 @@ def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: st
         EvidenceMissing: a gate has no passing, fresh, verifying statement, or the artifact differs from its manifest.
         PromotionRefused: the policy does not allow a rollout at once, or what the catalog holds differs by now.
         EndpointMoved: another move came in between.
+        NotPromoted: it is stable already, and the promotion that it came by does not verify.
     """
     catalog, principal = services.catalog, services.principal
     candidate = catalog.model_version(principal, model_id, version)
     endpoint = catalog.endpoint(principal, endpoint_id)
     if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
+        verify_served(services, keyring.trust(), endpoint)
         return endpoint
     stable = stable_version(services, endpoint_id)
     evidence = collect_evidence(services, keyring.trust(), candidate, keyring.clock(), stable)
@@ -82,30 +84,35 @@ def stable_version(services: Services, endpoint_id: str) -> ModelVersion | None:
     return services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
 
 
-def verify_served(services: Services, trust: Trust, endpoint_id: str) -> EndpointEvent:
-    """Return the promotion by which the endpoint's stable version came there, after verifying its statement.
+def verify_served(services: Services, trust: Trust, endpoint: Endpoint) -> EndpointEvent:
+    """Return the promotion by which an endpoint's stable version came there, after verifying its statement.
 
     A rollback needs no new statement: it returns to a version that was promoted to this endpoint before.
+
+    Args:
+        services: the catalog and store that hold the statement.
+        trust: the public keys that count.
+        endpoint: the endpoint as it was read; what happened to it since does not matter.
 
     Raises:
         NotPromoted: no such promotion, or its statement does not verify for this endpoint, epoch and gate set.
         StoreError: the envelope is not in the store.
     """
-    served = stable_version(services, endpoint_id)
-    remedy = "promote a version again: `headway promote`"
-    if served is None:
-        raise NotPromoted(f"endpoint {endpoint_id!r} serves no version", remedy)
-    event = promotion_event(services, endpoint_id, served.version)
+    name, remedy = endpoint.endpoint_id, "promote another version; after that, this one again"
+    if endpoint.stable is None:
+        raise NotPromoted(f"endpoint {name!r} serves no version", remedy)
+    served = services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
+    event = promotion_event(services, name, served.version, endpoint.epoch)
     if event is None or event.evidence is None:
-        raise NotPromoted(f"{served.model_id}@{served.version} was never promoted to endpoint {endpoint_id!r}", remedy)
+        raise NotPromoted(f"{served.model_id}@{served.version} was never promoted to endpoint {name!r}", remedy)
     listed = services.catalog.attestations(services.principal, served.manifest_digest)
     envelopes = {a.statement_digest: a for a in listed}
     found = envelopes.get(event.evidence.promotion_statement)
     if found is None:
-        raise NotPromoted(f"the promotion of {served.model_id}@{served.version} to {endpoint_id!r} is unsigned", remedy)
+        raise NotPromoted(f"the promotion of {served.model_id}@{served.version} to {name!r} is unsigned", remedy)
     signed = Signed(services.store.get_bytes(found.envelope_digest), event.at)
     try:
-        open_promotion(signed, trust, served.manifest_digest, endpoint_id, event.epoch, event.evidence.statements)
+        open_promotion(signed, trust, served.manifest_digest, name, event.epoch, event.evidence.statements)
     except SignatureRefused as error:
-        raise NotPromoted(f"endpoint {endpoint_id!r}: {error.message}", remedy) from error
+        raise NotPromoted(f"endpoint {name!r}: {error.message}", remedy) from error
     return event

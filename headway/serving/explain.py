@@ -1,8 +1,9 @@
 """Why a prediction came out: from the answer to the version, its gates, its run, its data; and the raw rows behind it.
 
 Everything that the prediction rests on is read again and compared with what was recorded then: the bytes of every blob,
-the content digest of every dataset version within reach, the digest of every raw row, and the features recomputed from
-them. What does not hold is a problem that names the dataset version and the row.
+the content digest of every dataset version within reach, the digest of every raw row, the features recomputed from
+them, and the signatures of gates and promotion. What does not hold is a problem that names the dataset version and the
+row, or the statement.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from headway.features.inputs import PinnedInputs, PinnedVersion
 from headway.features.plan import FeaturePlan, compile_plan
 from headway.features.snapshot import SnapshotBuilder
 from headway.loading import Pipeline
+from headway.registry.audit import check_promotion, check_verdicts
+from headway.registry.dossier import newest_results, promotion_event
+from headway.registry.keys import Trust
 from headway.services import Services
 from headway.serving.detail import GROUP, Detail, DetailGroup, PinnedRows, read_detail
 from headway.serving.features import without_outcome
@@ -118,13 +122,19 @@ def find_prediction(services: Services, reference: str) -> Prediction:
 
 
 def explain(
-    services: Services, pipeline: Pipeline, prediction_id: str, feature: str | None = None, shown: int = ROWS_SHOWN
+    services: Services,
+    pipeline: Pipeline,
+    trust: Trust,
+    prediction_id: str,
+    feature: str | None = None,
+    shown: int = ROWS_SHOWN,
 ) -> Explanation:
     """Walk from a prediction to the raw rows of its features, reading everything again.
 
     Args:
         services: catalog, store and principal.
         pipeline: the tree's declaration and functions.
+        trust: the public keys with which the statements of gates and promotion must verify.
         prediction_id: a prediction's id, or its first characters.
         feature: only this one's rows; None: all.
         shown: raw rows listed per feature; all are counted and digested.
@@ -144,6 +154,7 @@ def explain(
     version = catalog.model_version(principal, prediction.model_id, prediction.model_version)
     run = catalog.run(principal, version.run_id)
     event = _event(walk, prediction)
+    _check_promotion(walk, trust, prediction, version)
     _check_artifact(walk, version, run)
     detail = _detail(walk, prediction, version)
     group, index = _group_of(detail, prediction)
@@ -156,7 +167,7 @@ def explain(
         request=_request(detail, prediction),
         event=event,
         version=version,
-        gates=_gates(walk, version),
+        gates=_gates(walk, trust, version),
         run=run,
         snapshots=_snapshots(walk, run),
         inputs=() if group is None else group.inputs,
@@ -180,24 +191,30 @@ def _event(walk: Walk, prediction: Prediction) -> EndpointEvent | None:
     return found
 
 
-def _gates(walk: Walk, version: ModelVersion) -> tuple[GateResult, ...]:
-    """The newest result of every gate."""
-    services = walk.services
-    newest: dict[str, GateResult] = {}
-    for result in services.catalog.gate_results(services.principal, version.model_id, version.version):
-        if result.gate not in newest or newest[result.gate].attempt < result.attempt:
-            newest[result.gate] = result
-    attested = services.catalog.attestations(services.principal, version.manifest_digest)
-    envelopes = {a.statement_digest: a.envelope_digest for a in attested}
-    for gate, result in newest.items():
-        place = f"gate {gate} of {version.model_id}@{version.version}"
+def _check_promotion(walk: Walk, trust: Trust, prediction: Prediction, version: ModelVersion) -> None:
+    """The signature of the promotion that had put the version on the endpoint, and of each verdict below it."""
+    name = f"{version.model_id}@{version.version}"
+    event = promotion_event(walk.services, prediction.endpoint_id, version.version, prediction.endpoint_epoch)
+    if event is None:
+        walk.report(f"endpoint {prediction.endpoint_id}", f"{name} was never promoted to it")
+        return
+    for finding in check_promotion(walk.services, trust, event):
+        if finding.problem:
+            walk.report(f"{finding.subject} of {name}", finding.problem)
+
+
+def _gates(walk: Walk, trust: Trust, version: ModelVersion) -> tuple[GateResult, ...]:
+    """The newest result of every gate; its statement must say the same."""
+    newest = tuple(newest_results(walk.services, version).values())
+    name = f"{version.model_id}@{version.version}"
+    for result in newest:
         if result.artifact_digest != version.manifest_digest:
-            walk.report(place, f"judged artifact {result.artifact_digest}, not {version.manifest_digest}")
-        if result.statement_digest not in envelopes:
-            walk.report(place, f"its statement {result.statement_digest} is not among the artifact's attestations")
-        else:
-            _check_blob(walk, place, envelopes[result.statement_digest])
-    return tuple(newest.values())
+            message = f"judged artifact {result.artifact_digest}, not {version.manifest_digest}"
+            walk.report(f"gate {result.gate} of {name}", message)
+    for finding in check_verdicts(walk.services, trust, version):
+        if finding.problem:
+            walk.report(f"{finding.subject} of {name}", finding.problem)
+    return newest
 
 
 def _check_artifact(walk: Walk, version: ModelVersion, run: TrainingRun) -> None:

@@ -17,6 +17,8 @@ from headway.datasets.digest import row_digests
 from headway.errors import HeadwayError
 from headway.features.contract import code_digest, contract_digest
 from headway.loading import Pipeline
+from headway.registry.keys import Trust
+from headway.registry.promote import verify_served
 from headway.services import Services
 from headway.serving.detail import RowDigests, put_detail, verified_inputs
 from headway.serving.features import ComputedRequests, Freshness, compute_features
@@ -85,17 +87,20 @@ class Answer:
         return DEGRADED if self.degraded else OK
 
 
-def endpoint_target(services: Services, endpoint_id: str) -> Target:
-    """The stable version of an endpoint.
+def endpoint_target(services: Services, trust: Trust, endpoint_id: str) -> Target:
+    """The stable version of an endpoint, which a signed promotion put there.
 
     Raises:
         NothingServed: there is no such endpoint, or nothing was promoted to it.
+        NotPromoted: no promotion to this endpoint and epoch verifies with these public keys.
+        StoreError: the store lacks the promotion's statement.
     """
     endpoint = services.catalog.endpoint(services.principal, endpoint_id)
     if endpoint is None or endpoint.stable is None:
         known = [e.endpoint_id for e in services.catalog.endpoints(services.principal)]
         what = f"there is no endpoint {endpoint_id!r}" if endpoint is None else f"{endpoint_id} serves no version"
         raise NothingServed(what, f"promote a version first; endpoints are {known}")
+    verify_served(services, trust, endpoint)
     version = services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
     return Target(version, endpoint)
 

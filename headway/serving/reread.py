@@ -57,8 +57,10 @@ class Walk:
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def report(self, place: str, message: str) -> None:
-        """Note a problem."""
-        self.problems.append(Problem(place, message))
+        """Note a problem, once."""
+        problem = Problem(place, message)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def version(self, dataset: str, version: int) -> DatasetVersion | None:
         """A dataset version as the catalog has it; None, and a problem, when the catalog's facts contradict."""

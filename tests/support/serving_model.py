@@ -5,28 +5,30 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.numpy
+from support.registry_bench import write_scores
+from support.registry_cases import scored
 from support.serving_bench import DAYS, opened, pipeline_of, requests_for, write_serving_bench
 from support.workbench import Workbench
 
 from headway.artifacts.manifest import manifest_entry, put_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSnapshot
-from headway.catalog.registry_facts import (
-    AttestationFacts,
-    Endpoint,
-    GateResultFacts,
-    ModelVersion,
-    ModelVersionFacts,
-    PromotionEvidence,
-)
+from headway.catalog.registry_facts import Endpoint, ModelVersion, ModelVersionFacts
 from headway.catalog.run_facts import RunFacts, RunResult
+from headway.declaration import EvaluationSpec, GateSpec, PromotionSpec
 from headway.loading import Pipeline
+from headway.registry.gates import ArtifactCheck
+from headway.registry.judge import champion_of, judge_version
+from headway.registry.keys import KeyRing
+from headway.registry.promote import promote
+from headway.registry.provenance import sign_provenance
 from headway.services import Services
 from headway.training.identity import CODE_ROOT
 from headway.training.stage import store_code
@@ -35,16 +37,17 @@ from trainer.spec import DataFile, DataSpec, ModelSpec, RunSpec
 
 CATEGORICAL = {"k": ("a", "b", "c")}
 NUMERIC = {"size": "int64", "doubled": "int64", "recent__mean_2h": "float64", "newest__value": "float64"}
-POLICY: dict[str, Json] = {"gates": [{"gate": "contract"}], "allow_immediate": True}
+GATES = ("contract", "finite_outputs", "leakage_proof")
 
 
 def serve(bench: Workbench, days: Sequence[str], seed: int = 0) -> Endpoint:
     """Promote a version to the endpoint that bears the pipeline's name; snapshots of `days` count as its training."""
-    snapshots = [_snapshot(bench, day) for day in days]
+    snapshots = [snapshot_of(bench, day) for day in days]
     pipeline = pipeline_of(bench)
     with opened(bench) as services:
         version = register(services, pipeline, snapshots, seed)
-        return promote(services, version)
+        judge(bench, services, version)
+        return promote(services, keys_of(bench), version.model_id, version.model_id, version.version)
 
 
 @dataclass(frozen=True)
@@ -136,43 +139,38 @@ def register(
     )
 
 
-def promote(services: Services, version: ModelVersion) -> Endpoint:
-    """Promote a version on recorded evidence; signatures are the registry's matter and are made up here."""
-    catalog, who = services.catalog, services.principal
-    policy = catalog.set_gate_policy(who, None, version.model_id, POLICY)
-    gate, promoter = (_attest(services, version, role) for role in ("gate", "promoter"))
-    catalog.record_gate_result(
-        who,
-        None,
-        GateResultFacts(
-            model_id=version.model_id,
-            version=version.version,
-            gate="contract",
-            verdict="pass",
-            reason="it is whole",
-            metrics={},
-            policy_version=policy.version,
-            statement_digest=gate,
-            artifact_digest=version.manifest_digest,
-        ),
+def judge(bench: Workbench, services: Services, version: ModelVersion) -> None:
+    """Sign the version's provenance and the verdicts of three gates with the bench's keys, on scores that are drawn."""
+    keys = keys_of(bench)
+    sign_provenance(services, keys, version, services.catalog.run(services.principal, version.run_id))
+    spec = pipeline_of(bench).spec.model_copy(
+        update={
+            "evaluation": EvaluationSpec(historical_rate=("k",), resamples=100),
+            "promotion": PromotionSpec(gates=tuple(GateSpec(gate=g) for g in GATES), allow_immediate=True),
+        }
     )
-    evidence = PromotionEvidence(policy.version, {"contract": gate}, promoter, catalog.clock())
-    return catalog.promote_immediate(
-        who, None, version.model_id, version.model_id, version.version, expected_epoch=None, evidence=evidence
-    )
+    champion = champion_of(services, version)
+    with TemporaryDirectory() as folder:
+        write_scores(Path(folder), scored(rows=60, days=3, skill={} if champion is None else {"champion": 2.0}))
+        judge_version(
+            services,
+            keys,
+            spec,
+            version,
+            Path(folder),
+            snapshots=(),
+            champion=champion,
+            try_artifact=lambda _: ArtifactCheck(weights_only=True, finite_outputs=True),
+        )
 
 
-def _attest(services: Services, version: ModelVersion, role: Any) -> str:  # noqa: ANN401
-    envelope = services.store.put_bytes(f"{role} says so of {version.manifest_digest}".encode())
-    statement = digest_bytes(f"statement of {role} about {version.manifest_digest}".encode())
-    facts = AttestationFacts(
-        statement, version.manifest_digest, "urn:tests:claim:1", f"key-{role}", role, envelope.digest, (envelope,)
-    )
-    services.catalog.add_attestation(services.principal, None, facts)
-    return statement
+def keys_of(bench: Workbench) -> KeyRing:
+    """The keys of a bench's home."""
+    return KeyRing(bench.home / "keys")
 
 
-def _snapshot(bench: Workbench, day: str) -> FeatureSnapshot:
+def snapshot_of(bench: Workbench, day: str) -> FeatureSnapshot:
+    """The snapshot of a day, built first."""
     snapshot_id = bench.outcome(day)["snapshot_id"]
     with opened(bench) as services:
         return services.catalog.snapshot(services.principal, snapshot_id)

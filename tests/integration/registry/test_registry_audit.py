@@ -52,7 +52,7 @@ def test_a_lost_envelope_is_named(bench: Bench) -> None:
     lost = next(a for a in bench.services.catalog.attestations(ALICE, version.manifest_digest) if a.role == "promoter")
     bench.services.store.erase(lost.envelope_digest)
     (found,) = audit_promotions(bench.services, bench.keyring.trust())
-    assert "the promotion is unsigned" in found.problem
+    assert "promotion: it is unsigned" in found.problem
     assert lost.envelope_digest in found.problem
 
 

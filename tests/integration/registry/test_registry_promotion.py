@@ -14,7 +14,7 @@ from support.registry_cases import contract, scored
 
 from headway.catalog.errors import EndpointMoved, NothingToRollBack, PromotionRefused
 from headway.catalog.invariants import check
-from headway.catalog.registry_facts import Endpoint, GateResultFacts, ModelVersion, PromotionEvidence
+from headway.catalog.registry_facts import Endpoint, EndpointEvent, GateResultFacts, ModelVersion, PromotionEvidence
 from headway.registry.dossier import newest_results
 from headway.registry.dsse import sign, statement
 from headway.registry.evaluation import EvaluationRefused
@@ -91,13 +91,19 @@ def _forge(
     )
 
 
+def _verified(bench: Bench) -> EndpointEvent:
+    endpoint = bench.services.catalog.endpoint(ALICE, MODEL)
+    assert endpoint is not None
+    return verify_served(bench.services, bench.keyring.trust(), endpoint)
+
+
 def test_a_judged_version_is_promoted_once_and_its_promotion_verifies(bench: Bench) -> None:
     version = bench.version()
     judgement = bench.judge(version)
     assert judgement.passed
     assert [r.gate for r in judgement.results] == list(GATES)
     assert (_promote(bench, version).stable, _promote(bench, version).epoch) == (1, 1)
-    event = verify_served(bench.services, bench.keyring.trust(), MODEL)
+    event = _verified(bench)
     assert (event.epoch, event.operation) == (1, "promote")
     assert event.evidence is not None
     assert set(event.evidence.statements) == set(GATES)
@@ -119,7 +125,7 @@ def test_the_next_version_is_judged_against_the_champion_and_rollback_returns(be
     back = rollback(bench.services, MODEL, "worse on Mondays")
     assert (back.stable, back.previous, back.epoch) == (1, 2, 3)
     # It serves again by the promotion it had, which still verifies.
-    assert verify_served(bench.services, bench.keyring.trust(), MODEL).epoch == 1
+    assert _verified(bench).epoch == 1
     with pytest.raises(EndpointMoved):
         rollback(bench.services, MODEL, "once more", expected_epoch=2)
 
@@ -130,7 +136,7 @@ def test_rolling_back_the_first_version_changes_nothing(bench: Bench) -> None:
     _promote(bench, version)
     with pytest.raises(NothingToRollBack):
         rollback(bench.services, MODEL, "none")
-    assert verify_served(bench.services, bench.keyring.trust(), MODEL).epoch == 1
+    assert _verified(bench).epoch == 1
 
 
 def test_registration_alone_promotes_nothing(bench: Bench) -> None:
@@ -354,7 +360,7 @@ def test_a_promotion_statement_is_good_for_one_endpoint_and_epoch(bench: Bench) 
     first, second = bench.version(1), bench.version(2)
     bench.judge(first)
     _promote(bench, first)
-    event = verify_served(bench.services, bench.keyring.trust(), MODEL)
+    event = _verified(bench)
     assert event.evidence is not None
     with pytest.raises(PromotionRefused, match="already"):
         _replay(bench, first, "other", 0, event.evidence)
@@ -388,7 +394,33 @@ def test_a_move_by_a_statement_made_for_another_place_does_not_verify(
     given = PromotionEvidence(1, evidence.statements, envelope.statement_digest, bench.clock.now)
     _replay(bench, version, MODEL, 0, given)
     with pytest.raises(NotPromoted, match=code):
-        verify_served(bench.services, bench.keyring.trust(), MODEL)
+        _verified(bench)
+
+
+def test_an_endpoint_is_verified_as_it_was_read(bench: Bench) -> None:
+    first, second = bench.version(1), bench.version(2)
+    bench.judge(first)
+    _promote(bench, first)
+    read = bench.services.catalog.endpoint(ALICE, MODEL)
+    assert read is not None
+    bench.judge(second)
+    _promote(bench, second)
+    assert verify_served(bench.services, bench.keyring.trust(), read).epoch == 1
+    with pytest.raises(NotPromoted, match="delay@2 was never promoted"):
+        verify_served(bench.services, bench.keyring.trust(), replace(read, stable=2))
+
+
+def test_what_a_revoked_key_promoted_is_promoted_again_only_after_another_version(bench: Bench) -> None:
+    first, second = bench.version(1), bench.version(2)
+    bench.judge(first)
+    _promote(bench, first)
+    bench.keyring.revoke(bench.keyring.private_key("promoter").public.key_id)
+    with pytest.raises(NotPromoted, match="key_revoked"):
+        _promote(bench, first)
+    for version in (second, first):
+        bench.judge(version)
+        assert _promote(bench, version).stable == version.version
+        assert _verified(bench).row.stable == version.version
 
 
 def test_verdicts_against_a_champion_that_was_replaced_do_not_count(bench: Bench) -> None:

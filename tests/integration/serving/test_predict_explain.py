@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.serving_bench import DAYS, amend, opened, pipeline_of, requests_for
-from support.serving_model import Served, asked
+from support.serving_model import GATES, Served, asked
 from support.workbench import Workbench
 
 from headway.artifacts.manifest import Manifest, manifest_entry, put_manifest, read_manifest
@@ -99,7 +99,7 @@ def test_the_chain_leads_from_the_answer_to_the_data(served: Served) -> None:
     assert told["prediction"]["output"]["probability"] == served.answers[index]["probability"]
     assert told["endpoint_event"]["stable"] == 1
     assert told["model_version"]["artifact_digest"] == version.manifest_digest
-    assert [(g["gate"], g["verdict"]) for g in told["gates"]] == [("contract", "pass")]
+    assert [(g["gate"], g["verdict"]) for g in told["gates"]] == [(g, "pass") for g in GATES]
     assert told["training_run"]["run_id"] == run.run_id
     assert told["training_run"]["attempts"] == [{"attempt": 1, "state": "succeeded", "reason": None}]
     assert {s["partition"] for s in told["snapshots"]} == set(DAYS)
