@@ -11,6 +11,7 @@ import dagster as dg
 from assets.describe import guarded, table
 from assets.keys import model_version_key, snapshot_key, training_key
 from assets.partitions import partitions_definition
+from assets.training_run import code_version
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
@@ -35,6 +36,7 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"pytorch", "safetensors"},
         tags={"headway/stage": "model_version"},
+        code_version=code_version(pipeline),
         partitions_def=partitions_definition(as_of_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.multi_run(1),
         deps=[

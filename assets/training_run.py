@@ -17,8 +17,10 @@ from assets.runs import asker, is_being_cancelled
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
+from headway.training.identity import CODE_ROOT
 from headway.training.window import as_of_calendar
 from resources.platform import Platform
+from trainer.blobs import code_tree_digest, digest_json
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, TrainingRun
@@ -56,6 +58,7 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"pytorch"},
         tags={"headway/stage": "training_run"},
+        code_version=code_version(pipeline),
         partitions_def=partitions_definition(as_of_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.multi_run(1),
         deps=[dg.AssetDep(snapshot_key(spec.name), partition_mapping=training_dependency(spec))],
@@ -85,6 +88,11 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
         return _report(context, platform, plan, run, asked.decision)
 
     return training_run
+
+
+def code_version(pipeline: Pipeline) -> str:
+    """A short name of the code that a run executes: `trainer/` and the pipeline's folder."""
+    return digest_json([code_tree_digest(CODE_ROOT, ("trainer",)), pipeline.tree_digest])[7:19]
 
 
 def _decision(decision: str) -> str:

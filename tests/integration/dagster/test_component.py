@@ -18,7 +18,11 @@ from headway.loading import load_pipeline
 KEYS = {
     *(f"flight_delay/dataset_version/{s}" for s in ("airlines", "airports", "flights", "planes", "weather")),
     "flight_delay/feature_snapshot",
+    "flight_delay/training_run",
+    "flight_delay/model_version",
 }
+# One per gate of the policy, beside the two of a training run.
+GATES = 8
 
 
 class NoParams(BaseModel):
@@ -39,7 +43,8 @@ def test_every_stage_is_an_ordinary_asset_with_what_a_page_needs(graph: dg.Defin
         assert spec.kinds
         assert spec.description
         assert spec.code_version
-        assert spec.metadata["dagster/column_schema"].columns
+        if "dataset_version" in spec.key.path or "feature_snapshot" in spec.key.path:
+            assert spec.metadata["dagster/column_schema"].columns
     assert "dagster/column_lineage" in specs["flight_delay/feature_snapshot"].metadata
 
 
@@ -50,7 +55,7 @@ def test_all_checks_block(graph: dg.Definitions) -> None:
         if isinstance(asset, dg.AssetsDefinition)
         for key, spec in ((s.key, s) for s in asset.check_specs)
     }
-    assert len(checks) == 5 * 3 + 4
+    assert len(checks) == 5 * 3 + 4 + 2 + GATES
     assert all(checks.values())
 
 
@@ -62,6 +67,31 @@ def test_dagsters_partitions_are_those_of_the_declaration(graph: dg.Definitions)
     assert asset.partitions_def is not None
     assert tuple(asset.partitions_def.get_partition_keys()) == scheme.keys()
     assert len(scheme.keys()) == 366
+
+
+def test_a_training_run_depends_on_the_months_before_it_and_a_version_on_the_month_itself(
+    graph: dg.Definitions,
+) -> None:
+    days = graph.get_assets_def(dg.AssetKey(["flight_delay", "feature_snapshot"])).partitions_def
+    for stage, first, last in (
+        ("training_run", "2013-01-01", "2013-10-31"),
+        ("model_version", "2013-11-01", "2013-11-30"),
+    ):
+        asset = graph.get_assets_def(dg.AssetKey(["flight_delay", stage]))
+        assert asset.partitions_def is not None
+        assert days is not None
+        mapping = asset.get_partition_mapping(dg.AssetKey(["flight_delay", "feature_snapshot"]))
+        assert mapping is not None
+        asked = mapping.get_upstream_mapped_partitions_result_for_partitions(
+            asset.partitions_def.subset_with_partition_keys(["2013-11-01"]), asset.partitions_def, days
+        )
+        keys = sorted(asked.partitions_subset.get_partition_keys())
+        assert (keys[0], keys[-1]) == (first, last)
+
+
+def test_the_reconciling_sensor_runs_unasked(graph: dg.Definitions) -> None:
+    (sensor,) = [s for s in graph.sensors or [] if s.name == "reconcile_training"]
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
 
 
 def test_dagster_asks_for_every_source_day_in_reach() -> None:
