@@ -7,11 +7,11 @@ import pytest
 from support.catalog_facts import ALICE
 from support.registry_bench import MODEL, Bench, open_bench
 
-from headway.catalog.registry_facts import ModelVersion, PromotionEvidence
-from headway.registry.audit import audit_promotions
+from headway.catalog.registry_facts import GateResultFacts, ModelVersion, PromotionEvidence
+from headway.registry.audit import audit_promotions, check_verdicts
 from headway.registry.dossier import newest_results
 from headway.registry.promote import promote, rollback
-from headway.registry.statements import PROMOTION, record, sign_now
+from headway.registry.statements import GATE_VERDICT, PROMOTION, record, sign_now
 
 
 @pytest.fixture
@@ -69,3 +69,19 @@ def test_a_move_that_only_the_catalog_believed_is_found(bench: Bench) -> None:
     )
     (found,) = audit_promotions(bench.services, bench.keyring.trust())
     assert "wrong_endpoint" in found.problem
+
+
+def test_a_recorded_verdict_that_its_statement_does_not_say_is_found(bench: Bench) -> None:
+    version = bench.version()
+    bench.judge(version)
+    trust = bench.keyring.trust()
+    assert {f.problem for f in check_verdicts(bench.services, trust, version)} == {""}
+    digest = version.manifest_digest
+    says = {"gate": "contract", "verdict": "fail", "model": MODEL, "version": version.version}
+    envelope = sign_now(bench.keyring, "gate", "delay@1", digest, GATE_VERDICT, says)
+    record(bench.services, envelope, digest, GATE_VERDICT, "gate")
+    facts = GateResultFacts(MODEL, 1, "contract", "pass", "trust me", {}, 1, envelope.statement_digest, digest)
+    bench.services.catalog.record_gate_result(ALICE, None, facts)
+    problems = {f.subject: f.problem for f in check_verdicts(bench.services, trust, version) if f.problem}
+    assert list(problems) == ["gate contract"]
+    assert "its statement says" in problems["gate contract"]
