@@ -15,8 +15,11 @@ def reconcile_training(context: dg.SensorEvaluationContext, platform: Platform) 
     """Reconcile once; what was done stands in the tick's log. It asks for no Dagster run."""
     from headway.training.reconcile import Reconciler
 
-    actions = Reconciler(platform.services(), platform.launcher()).all()
+    try:
+        actions = Reconciler(platform.services(), platform.launcher()).all()
+    finally:
+        platform.close()
     for action in actions:
-        context.log.info(f"{action.run_id} attempt {action.attempt}: {action.kind}: {action.detail}")
-    platform.close()
+        tell = context.log.warning if action.kind == "error" else context.log.info
+        tell(f"{action.run_id} attempt {action.attempt}: {action.kind}: {action.detail}")
     return dg.SkipReason(f"{len(actions)} acts" if actions else "rows and processes agree")

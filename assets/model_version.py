@@ -51,13 +51,32 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
         step_dies_with_run()
         services = platform.services()
         try:
-            run = newest_run(services, spec.name, context.partition_key)
+            shown = _shown_run(context, training_key(spec.name))
+            known = shown != "" and shown in services.catalog.run_ids(services.principal, shown)
+            run = (
+                services.catalog.run(services.principal, shown)
+                if known
+                else newest_run(services, spec.name, context.partition_key)
+            )
             found = judge_run(services, platform.keyring(), pipeline, run, context.log.info)
         except HeadwayError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         return _report(platform, key, gates, found)
 
     return model_version
+
+
+def _shown_run(context: dg.AssetExecutionContext, key: dg.AssetKey) -> str:
+    """The run that the newest materialization of this partition's training shows: what a person looks at is judged.
+
+    Empty when Dagster shows none; then the newest succeeded run of the catalog is meant.
+    """
+    partition = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[context.partition_key])
+    for record in context.instance.fetch_materializations(partition, limit=1).records:
+        found = record.asset_materialization
+        if found is not None and "run_id" in found.metadata:
+            return str(found.metadata["run_id"].value)
+    return ""
 
 
 _TEXTS = {

@@ -14,6 +14,7 @@ from assets.describe import curve_metadata, guarded, table
 from assets.keys import snapshot_key, training_key
 from assets.partitions import partitions_definition, training_dependency
 from assets.runs import asker, is_being_cancelled
+from headway.catalog.errors import UnknownRun
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
@@ -73,19 +74,23 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
         from headway.training.submit import submit
 
         step_dies_with_run()
-        overrides = Overrides(**config.model_dump())
         try:
-            plan = plan_run(platform.services(), pipeline, context.partition_key, overrides, context.run.run_id)
+            plan = plan_run(
+                platform.services(),
+                pipeline,
+                context.partition_key,
+                Overrides(**config.model_dump()),
+                context.run.run_id,
+            )
             context.log.info(_plan_line(plan))
-            asked = submit(platform.services(), platform.launcher(), plan, asker=asker(context), retry=config.retry)
+            run_id = plan.facts.run_id(platform.principal().tenant)
+            with cancelled_with_dagster(context, platform, run_id):
+                asked = submit(platform.services(), platform.launcher(), plan, asker=asker(context), retry=config.retry)
+                context.log.info(f"run {run_id}: {_decision(asked.decision)}")
+                run = asked.run if asked.decision == "up_to_date" else _follow(context, platform, run_id)
         except HeadwayError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-        context.log.info(f"run {asked.run.run_id}: {_decision(asked.decision)}")
-        run = asked.run
-        if asked.decision != "up_to_date":
-            with cancelled_with_dagster(context, platform, run.run_id):
-                run = _follow(context, platform, run.run_id)
-        return _report(context, platform, plan, run, asked.decision)
+        return _report(platform, plan, run, asked.decision)
 
     return training_run
 
@@ -145,7 +150,12 @@ def _cancel(context: dg.AssetExecutionContext, platform: Platform, run_id: str) 
     from headway.training.reconcile import Reconciler
 
     services = platform.services()
-    services.catalog.request_cancel(services.principal, None, run_id, f"Dagster run {context.run.run_id} was cancelled")
+    try:
+        reason = f"Dagster run {context.run.run_id} was cancelled"
+        services.catalog.request_cancel(services.principal, None, run_id, reason)
+    except UnknownRun:
+        context.log.info(f"run {run_id} was not asked for yet: nothing to cancel")
+        return
     reconciler = Reconciler(services, platform.launcher())
     deadline = time.monotonic() + _STOP_WAIT_S
     while time.monotonic() < deadline:
@@ -157,9 +167,7 @@ def _cancel(context: dg.AssetExecutionContext, platform: Platform, run_id: str) 
     context.log.warning(f"run {run_id} did not end in {_STOP_WAIT_S:.0f} s; the reconciler goes on ending it")
 
 
-def _report(
-    context: dg.AssetExecutionContext, platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: str
-) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument]
+def _report(platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: str) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument]
     if run.status != "succeeded" or run.result is None:
         reason = run.attempts[-1].reason
         raise dg.Failure(
@@ -168,7 +176,9 @@ def _report(
             allow_retries=False,
         )
     from headway.training.describe import loss_curve, non_finite
+    from headway.training.results import verify_stored
 
+    damaged = verify_stored(platform.services(), run)
     key = training_key(plan.spec.pipeline)
     broken = non_finite(run.result.metrics)
     facts: dict[str, Any] = {
@@ -202,7 +212,14 @@ def _report(
         metadata=guarded(facts),
         data_version=dg.DataVersion(run.result.artifacts.get("network") or next(iter(run.result.artifacts.values()))),
         check_results=[
-            dg.AssetCheckResult(asset_key=key, check_name="finished", passed=True, metadata={"run_id": run.run_id}),
+            dg.AssetCheckResult(
+                asset_key=key,
+                check_name="finished",
+                passed=not damaged,
+                severity=dg.AssetCheckSeverity.ERROR,
+                description=damaged or "the run succeeded, and every file of its artifacts is what its manifest says",
+                metadata={"run_id": run.run_id},
+            ),
             dg.AssetCheckResult(
                 asset_key=key,
                 check_name="finite_metrics",

@@ -226,8 +226,13 @@ class RunCommands(CatalogBase):
         code: int | None,
         worker_seconds: float,
         result: RunResult | None,
+        restart: bool = False,
     ) -> TrainingRun:
         """Record how an attempt ended; its result and the settlement of its budget are in the same commit.
+
+        With `restart`, so is the attempt that follows one which infrastructure ended, under the rules of `restart_run`
+        and with the same reservation: nobody ever sees the run without it. Where a rule forbids it, the run stays as
+        it ended.
 
         The reservation is given back whole and what was used is committed: worker-seconds rounded up, even where they
         are more than was reserved (the limit is checked when something is reserved). The same end again is answered
@@ -244,8 +249,8 @@ class RunCommands(CatalogBase):
             key,
             "run.finish",
             run_id,
-            encode(ending) | {"attempt": attempt, "token": token},
-            lambda step: runs.finish(step, run_id, attempt, token, ending),
+            encode(ending) | {"attempt": attempt, "token": token, "restart": restart},
+            lambda step: runs.finish(step, run_id, attempt, token, ending, restart),
             lambda connection: attempt,
         )
         return run_of(answer)

@@ -6,6 +6,7 @@ A run's state is the fold of its own events (those without a node); the attempt'
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +19,8 @@ from headway.catalog.datasets import read_version
 from headway.catalog.encoding import encode
 from headway.catalog.errors import (
     AttemptsSpent,
+    BudgetExhausted,
+    BudgetMissing,
     EventGap,
     InputNotReleased,
     InvalidFact,
@@ -157,8 +160,11 @@ def beat(connection: sa.Connection, tenant: str, run_id: str, number: int, token
         _refuse_stale(_attempt(connection, tenant, run_id, number), token)
 
 
-def finish(step: Step, run_id: str, number: int, token: int, ending: Ending) -> Document:
-    """Record an attempt's end with its result and settle its budget; the same end again changes nothing."""
+def finish(step: Step, run_id: str, number: int, token: int, ending: Ending, restart: bool) -> Document:
+    """Record an attempt's end with its result, settle its budget, and start the next attempt if that is due.
+
+    The same end again changes nothing.
+    """
     attempt = _attempt(step.connection, step.tenant, run_id, number)
     if attempt.token != token or not attempt.is_open:
         if attempt.token == token and _same_end(step, attempt, ending):
@@ -181,7 +187,22 @@ def finish(step: Step, run_id: str, number: int, token: int, ending: Ending) -> 
     _settle(step, attempt, ending.worker_seconds)
     if ending.result is not None:
         _insert_result(step, run_id, number, ending.result)
+    if restart and ending.state in ("failed", "lost"):
+        _start_next(step, run_id, number)
     return encode(read_run(step.connection, step.tenant, run_id))
+
+
+def _start_next(step: Step, run_id: str, number: int) -> None:
+    """Start the attempt that follows one which infrastructure ended; it reserves what that one did.
+
+    Where a rule forbids it the run stays as it ended, and `restart` answers with the rule.
+    """
+    run = read_run(step.connection, step.tenant, run_id)
+    mine = (run_attempt.c.tenant_id == step.tenant, run_attempt.c.run_id == run_id, run_attempt.c.attempt == number)
+    reserved = step.connection.execute(sa.select(run_attempt.c.reserved).where(*mine)).scalar_one()
+    ask = Ask("machine", False, reserved, run.last.launcher)
+    with suppress(AttemptsSpent, BudgetExhausted, BudgetMissing, RunCancelled, RunRefused):
+        _asked_again(step, run, ask, run.facts.max_attempts)
 
 
 def request_cancel(step: Step, run_id: str, reason: str) -> Document:

@@ -36,7 +36,9 @@ def command() -> None:
 @command.command("list")
 @click.option("--pipeline", "-p", help="Only runs of this pipeline.")
 @click.option("--partition", help="Only runs of this as_of.")
-@click.option("--limit", default=50, show_default=True, help="Newest runs first, at most this many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="Newest runs first, at most this many."
+)
 @_JSON
 @click.pass_obj
 def list_runs(settings: Settings, pipeline: str | None, partition: str | None, limit: int, as_json: bool) -> None:
@@ -86,7 +88,7 @@ def show(settings: Settings, run_id: str, as_json: bool) -> None:
 @command.command("logs")
 @_RUN
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends; Ctrl-C stops looking, not the run.")
-@click.option("--attempt", type=int, help="Only this attempt.")
+@click.option("--attempt", type=click.IntRange(1), help="Only this attempt.")
 @_JSON
 @click.pass_obj
 def logs(settings: Settings, run_id: str, follow: bool, attempt: int | None, as_json: bool) -> None:
@@ -142,7 +144,7 @@ def find_run(services: Services, reference: str) -> TrainingRun:
     Raises:
         UnclearRun: there is none, or more than one.
     """
-    found = services.catalog.run_ids(services.principal, reference)
+    found = services.catalog.run_ids(services.principal, reference) if reference else []
     if len(found) != 1:
         what = "no run's id begins" if not found else f"the ids of {len(found)} runs begin"
         raise UnclearRun(f"{what} with {reference!r}", "`headway runs list` shows the ids")

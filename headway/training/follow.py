@@ -24,11 +24,10 @@ class Follower:
 
     on_event: Callable[[RunEvent], None]
     on_action: Callable[[Action], None]
-    is_stopping: Callable[[], bool] = lambda: False
 
 
 def follow(services: Services, launcher: Launcher, run_id: str, follower: Follower, after: int = 0) -> TrainingRun:
-    """Follow until the run is not open any more, or the follower wants to stop; return the run as it stands then.
+    """Follow until the run is not open any more; return the run as it stands then.
 
     Args:
         services: catalog, store and principal.
@@ -47,6 +46,6 @@ def follow(services: Services, launcher: Launcher, run_id: str, follower: Follow
                 follower.on_event(event)
             after = page[-1].seq
         run = catalog.run(principal, run_id)
-        if run.status != "open" or follower.is_stopping():
+        if run.status != "open":
             return run
         time.sleep(_POLL_S)

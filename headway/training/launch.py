@@ -48,6 +48,7 @@ class Observation:
     worker_seconds: float = 0.0
     ended_at: int | None = None
     supervisor_alive: bool = False
+    supervisor_stuck: bool = False
 
 
 class Launcher(Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from headway.home import SettingError, Settings
+from trainer.blobs import digest_bytes
 
 if TYPE_CHECKING:
     from headway.training.launch import Launcher
@@ -21,4 +23,10 @@ def launcher_for(settings: Settings) -> Launcher:
 
     if settings.profile != "local":
         raise SettingError(f"HEADWAY_PROFILE is {settings.profile!r}", "only the profile `local` can train here")
-    return LocalLauncher(settings.home / "runs", settings.store_root, CODE_ROOT)
+    return LocalLauncher(settings.home / "runs" / _folder_name(settings.tenant), settings.store_root, CODE_ROOT)
+
+
+def _folder_name(tenant: str) -> str:
+    """Tenants of one home keep their runs apart; a name that is no plain folder name gives way to its digest."""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", tenant)
+    return tenant if plain else digest_bytes(tenant.encode())[7:39]

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from headway.artifacts.manifest import read_manifest
 from headway.catalog import FeatureSnapshot
 from headway.declaration import PipelineSpec, TrainingSpec, duration_us
@@ -187,7 +189,11 @@ def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
     changed: dict[str, Any] = {
         name: value for name in ("epochs", "lr", "seed", "nodes") if (value := getattr(asked, name)) is not None
     }
-    return TrainingSpec.model_validate({**declared_training(spec).model_dump(), **changed})
+    try:
+        return TrainingSpec.model_validate({**declared_training(spec).model_dump(), **changed})
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors())
+        raise LayoutRefused(f"the launch overrides what cannot be: {said}", "change it in the Launchpad") from error
 
 
 def _run_spec(

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.catalog.errors import AttemptsSpent, BudgetExhausted, RunCancelled, RunRefused, StaleAttempt
+from headway.catalog.errors import (
+    AttemptsSpent,
+    BudgetExhausted,
+    BudgetMissing,
+    InvalidFact,
+    RunCancelled,
+    RunRefused,
+    StaleAttempt,
+)
+from headway.errors import HeadwayError
 from headway.services import Services
 from headway.training.launch import Launcher, Observation
 from headway.training.results import ArtifactInvalid, collect_result
@@ -27,6 +36,9 @@ AttemptEnd = Literal["succeeded", "failed", "cancelled", "lost"]
 _BY_CODE = (ExitCode.REFUSED_SPEC, ExitCode.USER_CODE)
 _BATCH = 1_000
 _BEAT_EVERY_US = 5_000_000
+# How long after the ranks' own grace an attempt that was asked to stop may live before it is ended by force.
+_CANCEL_MARGIN_S = 20.0
+_LONGEST_REASON = 2_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Action:
 
     run_id: str
     attempt: int
-    kind: Literal["submit", "running", "cancel", "finish", "restart", "give_up", "kill"]
+    kind: Literal["submit", "running", "cancel", "finish", "restart", "give_up", "kill", "error"]
     detail: str
 
 
@@ -71,10 +83,13 @@ class Reconciler:
         self._dry_run = dry_run
 
     def all(self) -> list[Action]:
-        """Reconcile every open attempt, then end processes that belong to none."""
+        """Reconcile every open attempt, then end processes that belong to none; a run that cannot be stops no other."""
         done: list[Action] = []
         for attempt in self._services.catalog.open_attempts(self._services.principal):
-            done += self.run(attempt.run_id)
+            try:
+                done += self.run(attempt.run_id)
+            except HeadwayError as error:
+                done.append(Action(attempt.run_id, attempt.attempt, "error", str(error)))
         return done + list(self._strays())
 
     def run(self, run_id: str) -> list[Action]:
@@ -94,8 +109,28 @@ class Reconciler:
             yield from self._absent(run, attempt, seen)
         elif seen.state == "ended":
             yield from self._ended(run, attempt, seen)
+        elif problem := self._overdue(run, seen):
+            yield from self._kill(attempt, problem)
         else:
             yield from self._alive(attempt)
+
+    def _overdue(self, run: TrainingRun, seen: Observation) -> str:
+        """Why an attempt that lives has to be ended by force; "" when it has not."""
+        if seen.supervisor_stuck:
+            return "its supervisor stands still"
+        if not run.cancel_requested:
+            return ""
+        catalog, principal = self._services.catalog, self._services.principal
+        asked = catalog.run_events(principal, run.run_id, run.last.attempt, kinds=("cancel.requested",))
+        waited = (catalog.clock() - max(event.at for event in asked)) / 1_000_000 if asked else 0.0
+        limit = self.run_spec(run).restart.grace_s + _CANCEL_MARGIN_S
+        return f"it was asked to stop {waited:.0f} s ago" if waited > limit else ""
+
+    def _kill(self, attempt: Attempt, problem: str) -> Iterator[Action]:
+        """End an attempt by force; its end is recorded when it is seen, the next time."""
+        yield Action(attempt.run_id, attempt.attempt, "kill", problem)
+        if not self._dry_run:
+            self._launcher.kill(attempt.run_id, attempt.attempt)
 
     def _cancel(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
         yield Action(run.run_id, attempt.attempt, "cancel", "cancellation was requested: asking the workers to stop")
@@ -104,8 +139,14 @@ class Reconciler:
 
     def _absent(self, run: TrainingRun, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         if run.cancel_requested:
+            never = Verdict("cancelled", "cancelled before it started", infrastructure=False)
+            yield from self._finish(run, attempt, never, seen, None)
+            return
+        if attempt.state == "running":
+            # It was there, and nothing that it wrote is: starting it again would run it twice.
+            yield from self._kill(attempt, "its files are gone: ending what is left of it")
             yield from self._finish(
-                run, attempt, Verdict("cancelled", "cancelled before it started", False), seen, None
+                run, attempt, Verdict("lost", "its files are gone", infrastructure=True), seen, None
             )
             return
         yield Action(run.run_id, attempt.attempt, "submit", "the row is there and no process is: starting it")
@@ -148,12 +189,19 @@ class Reconciler:
         problem = self._keep_events(attempt)
         if problem:
             # What such an attempt reports can no longer be told from what was lost: it is ended, and another follows.
-            yield Action(attempt.run_id, attempt.attempt, "kill", problem)
-            self._launcher.kill(attempt.run_id, attempt.attempt)
+            yield from self._kill(attempt, problem)
             return
-        catalog, principal = self._services.catalog, self._services.principal
         if attempt.state != "running":
             yield Action(attempt.run_id, attempt.attempt, "running", "its processes are there")
+        try:
+            self._note_alive(attempt)
+        except StaleAttempt:
+            # Another reconciler saw its end meanwhile; what it recorded stands.
+            return
+
+    def _note_alive(self, attempt: Attempt) -> None:
+        catalog, principal = self._services.catalog, self._services.principal
+        if attempt.state != "running":
             catalog.mark_running(principal, None, attempt.run_id, attempt.attempt, attempt.token)
         now = catalog.clock()
         if attempt.heartbeat_at is None or now - attempt.heartbeat_at >= _BEAT_EVERY_US:
@@ -175,59 +223,81 @@ class Reconciler:
     def _finish(
         self, run: TrainingRun, attempt: Attempt, verdict: Verdict, seen: Observation, result: RunResult | None
     ) -> Iterator[Action]:
-        yield Action(run.run_id, attempt.attempt, "finish", f"{verdict.state}: {verdict.reason}")
+        unverified = self._dry_run and verdict.state == "succeeded"
+        told = (
+            "it ended with 0; its artifacts would be verified" if unverified else f"{verdict.state}: {verdict.reason}"
+        )
+        yield Action(run.run_id, attempt.attempt, "finish", told)
         if self._dry_run:
             return
+        _carry_budget(self._services, run)
         catalog, principal = self._services.catalog, self._services.principal
         try:
-            catalog.finish_attempt(
+            finished = catalog.finish_attempt(
                 principal,
                 None,
                 run.run_id,
                 attempt.attempt,
                 attempt.token,
                 state=verdict.state,
-                reason=verdict.reason,
+                reason=one_line(verdict.reason),
                 code=seen.code,
                 worker_seconds=seen.worker_seconds,
                 result=result if verdict.state == "succeeded" else None,
+                restart=verdict.infrastructure,
             )
         except StaleAttempt:
             # Another reconciler recorded this end and went on; what it recorded stands.
             return
-        if verdict.infrastructure and not run.cancel_requested:
-            yield from self._restart(run, attempt)
+        if verdict.infrastructure:
+            yield from self._follow_up(finished, attempt)
 
-    def _restart(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
-        catalog, principal = self._services.catalog, self._services.principal
-        _carry_budget(self._services, run)
-        try:
-            asked = catalog.restart_run(principal, None, run.run_id, reserve_seconds=_reserved(self._services, run))
-        except (AttemptsSpent, BudgetExhausted, RunCancelled, RunRefused) as error:
-            yield Action(run.run_id, attempt.attempt, "give_up", error.message)
+    def _follow_up(self, run: TrainingRun, ended: Attempt) -> Iterator[Action]:
+        """Start the attempt that was committed together with the end, or say what forbade one."""
+        if run.status == "open":
+            yield Action(run.run_id, run.last.attempt, "restart", f"attempt {run.last.attempt} follows")
+            self.submit(run, run.last)
             return
-        if asked.attempt is not None and asked.decision != "up_to_date":
-            following = asked.attempt
-            yield Action(run.run_id, following.attempt, "restart", f"attempt {following.attempt} follows")
-            self.submit(asked.run, following)
+        try:
+            self._services.catalog.restart_run(
+                self._services.principal, None, run.run_id, reserve_seconds=_reserved(self._services, run)
+            )
+        except (AttemptsSpent, BudgetExhausted, BudgetMissing, RunCancelled, RunRefused) as error:
+            yield Action(run.run_id, ended.attempt, "give_up", error.message)
 
     def _keep_events(self, attempt: Attempt) -> str:
         """Move the nodes' events into the catalog; return what is wrong with a stream that lost some."""
         for node in () if self._dry_run else range(_nodes(attempt)):
             try:
                 _keep(self._services, self._launcher, attempt, node)
-            except StreamBroken as error:
+            except (StreamBroken, InvalidFact) as error:
                 return f"its event stream is broken: {error}"
         return ""
 
     def _strays(self) -> Iterator[Action]:
-        """Processes of an attempt that is over, superseded or unknown: what nobody will ever observe again."""
+        """Processes of an attempt that is over or superseded: what nobody will ever observe again.
+
+        Those of a run that this catalog does not know are named and left alone: another catalog may know them.
+        """
         catalog, principal = self._services.catalog, self._services.principal
+        # Processes first: an attempt that is submitted meanwhile must not look as if it had no row.
+        living = sorted({(run_id, attempt) for run_id, attempt, _ in self._launcher.strays()})
         open_now = {(a.run_id, a.attempt) for a in catalog.open_attempts(principal)}
-        for run_id, attempt in sorted({(r, a) for r, a, _ in self._launcher.strays()} - open_now):
+        for run_id, attempt in living:
+            if (run_id, attempt) in open_now:
+                continue
+            if run_id not in catalog.run_ids(principal, run_id):
+                unknown = "its processes belong to no run of this catalog: look whose they are, then end them by hand"
+                yield Action(run_id, attempt, "error", unknown)
+                continue
             yield Action(run_id, attempt, "kill", "its processes live on after its end: ending them")
             if not self._dry_run:
                 self._launcher.kill(run_id, attempt)
+
+
+def one_line(text: str) -> str:
+    """A reason as the catalog keeps it: one line of printable text, at most 2,000 characters."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_REASON]
 
 
 def _keep(services: Services, launcher: Launcher, attempt: Attempt, node: int) -> None:

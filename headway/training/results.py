@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.artifacts.manifest import put_manifest
+from headway.artifacts.errors import StoreError
+from headway.artifacts.manifest import put_manifest, read_manifest
 from headway.artifacts.store import Blob
 from headway.errors import HeadwayError
 from headway.services import Services
 from headway.training.launch import Launcher
-from trainer.blobs import InvalidManifest, Json, Manifest, digest_file, parse_manifest
+from trainer.blobs import InvalidManifest, Json, Manifest, ManifestEntry, digest_bytes, parse_manifest
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, RunResult, TrainingRun
@@ -62,6 +63,20 @@ def collect_result(services: Services, launcher: Launcher, run: TrainingRun, att
     )
 
 
+def verify_stored(services: Services, run: TrainingRun) -> str:
+    """What is wrong with the stored artifacts of a succeeded run; "" when every file is what its manifest says."""
+    assert run.result is not None
+    for name, digest in run.result.artifacts.items():
+        try:
+            manifest = read_manifest(services.store, digest)
+            for entry in manifest.entries:
+                with services.store.open(entry.sha256):
+                    pass
+        except (StoreError, InvalidManifest) as error:
+            return f"artifact {name!r}: {error}"
+    return ""
+
+
 def _events(services: Services, run_id: str, attempt: int) -> list[RunEvent]:
     found: list[RunEvent] = []
     after = 0
@@ -86,19 +101,29 @@ def _last_metrics(events: list[RunEvent]) -> Mapping[str, Json]:
 
 
 def _store(services: Services, folder: Path) -> tuple[Manifest, list[Blob]]:
-    """Verify a folder against its manifest and store every file of it; the files themselves stay."""
+    """Verify a folder against its manifest and store every file of it; the files themselves stay.
+
+    What is stored is what was read: a file that changes meanwhile gets another digest, and is refused.
+    """
     try:
         manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
-    except (FileNotFoundError, InvalidManifest) as error:
-        raise ArtifactInvalid(f"the manifest of {folder.name!r} cannot be used: {error}", "train again") from error
-    names = {entry.name for entry in manifest.entries}
-    extra = sorted(p.name for p in folder.iterdir() if p.name not in {*names, MANIFEST_FILE})
-    if extra:
-        raise ArtifactInvalid(f"{folder.name!r} holds files that its manifest does not list: {extra}", "train again")
-    blobs: list[Blob] = []
-    for entry in manifest.entries:
-        path = folder / entry.name
-        if not path.is_file() or path.is_symlink() or digest_file(path) != entry.sha256:
-            raise ArtifactInvalid(f"{folder.name}/{entry.name} is not what its manifest says", "train again")
-        blobs.append(services.store.put_bytes(path.read_bytes(), entry.media_type))
+        names = {entry.name for entry in manifest.entries}
+        extra = sorted(p.name for p in folder.iterdir() if p.name not in {*names, MANIFEST_FILE})
+        if extra:
+            raise ArtifactInvalid(
+                f"{folder.name!r} holds {len(extra)} files that are not listed: {extra[:5]}", "train again"
+            )
+        blobs = [_store_file(services, folder, entry) for entry in manifest.entries]
+    except (OSError, InvalidManifest) as error:
+        raise ArtifactInvalid(f"{folder.name!r} cannot be read as an artifact: {error}", "train again") from error
     return manifest, [*blobs, put_manifest(services.store, manifest)]
+
+
+def _store_file(services: Services, folder: Path, entry: ManifestEntry) -> Blob:
+    path = folder / entry.name
+    if path.is_symlink() or not path.is_file():
+        raise ArtifactInvalid(f"{folder.name}/{entry.name} is no plain file", "train again")
+    data = path.read_bytes()
+    if digest_bytes(data) != entry.sha256:
+        raise ArtifactInvalid(f"{folder.name}/{entry.name} is not what its manifest says", "train again")
+    return services.store.put_bytes(data, entry.media_type)

@@ -51,7 +51,7 @@ def _ended(url: str, backfill: str) -> str:
 def test_backfill_cancel_and_leaving(tmp_path: Path) -> None:
     bench = build_shop(tmp_path)
     toy = toy_code_root(tmp_path)
-    hold = bench.home / "runs" / "hold"
+    hold = bench.home / "runs" / "default" / "hold"
     try:
         with serving_shop(tmp_path, bench, toy) as url:
             _three_months(url, bench)

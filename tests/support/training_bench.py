@@ -206,7 +206,7 @@ class TrainingBench:
 
     def control(self, run_id: str, name: str, text: str | None) -> None:
         """Write (or, with None, take away) a file that the toy rank looks at."""
-        file = self.home / "runs" / run_id / name
+        file = self.home / "runs" / "default" / run_id / name
         if text is None:
             file.unlink(missing_ok=True)
         else:

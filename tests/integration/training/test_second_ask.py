@@ -37,7 +37,6 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 
 def held(bench: TrainingBench, instance: dg.DagsterInstance, **how: Any) -> tuple[threading.Thread, str, list[Any]]:  # noqa: ANN401
     """Start a materialization whose ranks go on until they are let go; return its thread, run id and results."""
-    (bench.home / "runs").mkdir(exist_ok=True)
     results: list[Any] = []
     before = {r.run_id for r in bench.runs()}
     run_id = planned_run_id(bench)
