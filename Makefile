@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --build-constraint constraints.txt -e '.[cluster,train,bench,dev]'
 	@touch $@
 
-demo: $(STAMP) ## a year of flights to proven feature snapshots, through Dagster
+demo: $(STAMP) ## a year of flights to a judged model and an explained prediction, through Dagster
 	@$(BIN)/python -m assets.demo $(ARGS)
 
 ui: $(STAMP) ## Dagster's UI and daemon on http://127.0.0.1:3000 (ARGS="--port N")

@@ -153,6 +153,7 @@ def curve_plot(title: str, positions: Sequence[float], series: Mapping[str, Sequ
         if kept:
             axis.annotate(name, kept[-1], xytext=(4, 2), textcoords="offset points", fontsize=8, color=colour)
     axis.tick_params(labelsize=7)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, fontsize=9, loc="left")
     figure.tight_layout()

@@ -3,7 +3,7 @@
 The checks show what the gates said; what the registry believes are the signed statements behind them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -17,6 +17,7 @@ from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from headway.training.window import as_of_calendar
 from resources.platform import Platform
+from trainer.blobs import Json
 
 if TYPE_CHECKING:
     from headway.registry.candidates import Candidate
@@ -100,6 +101,7 @@ def _report(
 
     last = found[-1]
     services = platform.services()
+    refused = [f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed]
     facts: dict[str, Any] = {
         "version": last.version.version,
         "kind": last.version.kind,
@@ -107,15 +109,27 @@ def _report(
         "status": "up to date" if last.judgement is None else "judged",
         "manifest_digest": last.version.manifest_digest,
         "run_id": last.version.run_id,
-        "refused": ", ".join(f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed),
+        "refused": ", ".join(f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed)
+        or "none",
         "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
-        **table("metrics", card_rows(services, last.version)),
+        **table("metrics", [_with_intervals(row) for row in card_rows(services, last.version)]),
     }
     results = newest_results(services, last.version)
     checks = [_check(key, gate, results.get(gate), last.version.kind) for gate in gates]
     return dg.MaterializeResult(
         metadata=guarded(facts), data_version=dg.DataVersion(last.version.manifest_digest), check_results=checks
     )
+
+
+def _with_intervals(row: Mapping[str, Json]) -> dict[str, object]:
+    """A row of the card as a person reads it: each number with its interval in one cell."""
+    cells: dict[str, object] = {"model": row["model"]}
+    for name in ("auc", "log_loss", "calibration_error", "gain"):
+        value, lower, upper = row[name], row[f"{name}_lower"], row[f"{name}_upper"]
+        if isinstance(value, int | float):
+            known = isinstance(lower, int | float) and isinstance(upper, int | float)
+            cells[name] = f"{value:.4f}" + (f" [{lower:.4f}, {upper:.4f}]" if known else "")
+    return cells
 
 
 def _check(key: dg.AssetKey, gate: str, result: Any, kind: str) -> dg.AssetCheckResult:  # noqa: ANN401

@@ -182,7 +182,8 @@ def _report(platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: s
     key = training_key(plan.spec.pipeline)
     broken = non_finite(run.result.metrics)
     facts: dict[str, Any] = {
-        "status": "up to date" if decision == "up_to_date" else decision,
+        "status": run.status,
+        "asked": "up to date" if decision == "up_to_date" else decision,
         "run_id": run.run_id,
         "attempts": len(run.attempts),
         "snapshots": len(run.facts.inputs),

@@ -140,6 +140,8 @@ def _instance_text(*, uses_postgres: bool) -> str:
     """The instance file. JSON is a subset of YAML, so no YAML library is needed to write it."""
     instance: dict[str, object] = {
         "telemetry": {"enabled": False},
+        # The invitation to a mailing list would cover the first page that a new user opens.
+        "nux": {"enabled": False},
         "concurrency": {"pools": {"default_limit": 1, "granularity": "op"}, "runs": {"max_concurrent_runs": 2}},
         # Resuming a lost run re-executes its steps silently; the catalog adopts work, so a new run is the safe way.
         "run_monitoring": {

@@ -40,6 +40,7 @@ _TAKE = sa.text("SELECT pg_advisory_xact_lock(:number)")
 _TAKE_SHARED = sa.text("SELECT pg_advisory_xact_lock_shared(:number)")
 _SET_TENANT = sa.text("SELECT set_config('headway.tenant', :tenant, true)")
 _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_SQLITE_UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _PG_BUSY = ("LockNotAvailable", "QueryCanceled", "DeadlockDetected", "IdleInTransactionSessionTimeout")
 
 
@@ -241,7 +242,7 @@ def _meaning(error: DBAPIError, operation: str) -> Exception:
     if isinstance(cause, sqlite3.OperationalError):
         if cause.sqlite_errorcode & 0xFF in _SQLITE_BUSY:
             return CatalogBusy(operation, f"another writer held the database for {LOCK_SECONDS} s")
-        return CatalogUnavailable(str(cause)) if cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN else error
+        return CatalogUnavailable(str(cause)) if cause.sqlite_errorcode & 0xFF in _SQLITE_UNUSABLE else error
     if type(cause).__name__ in _PG_BUSY:
         return CatalogBusy(operation, str(cause).partition("\n")[0])
     if error.connection_invalidated or type(cause).__name__ in ("OperationalError", "ConnectionTimeout"):
@@ -251,9 +252,14 @@ def _meaning(error: DBAPIError, operation: str) -> Exception:
 
 def _use_wal(path: Path) -> None:
     # Kept in the file from then on; only one process may switch it, which the folder lock sees to.
-    connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
+    try:
+        connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
+    except sqlite3.OperationalError as error:
+        raise CatalogUnavailable(f"{path}: {error}") from error
     try:
         connection.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        raise CatalogUnavailable(f"{path}: {error}") from error
     finally:
         connection.close()
 

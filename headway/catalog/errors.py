@@ -122,7 +122,7 @@ class CatalogBusy(CatalogError):
     """A lock or an answer did not come before the deadline; nothing was changed unless a repeat says otherwise."""
 
     def __init__(self, operation: str, cause: str) -> None:
-        super().__init__(f"{operation}: {cause}", "repeat the same command with the same key")
+        super().__init__(f"{operation}: {cause}", "repeat the same command; its effect comes once")
 
 
 class SchemaTooNew(CatalogError):
@@ -143,7 +143,10 @@ class CatalogUnavailable(CatalogError):
     """The database did not answer, or the connection broke."""
 
     def __init__(self, cause: str) -> None:
-        super().__init__(f"the database cannot be reached: {cause}", "repeat the same command with the same key")
+        super().__init__(
+            f"the database cannot be used: {cause}",
+            "see that it is there, that it may be written and that its disk has room, then repeat the same command",
+        )
 
 
 class EvidenceRefused(CatalogError):

@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": ("headway.cli.explain", "Walk from a prediction back to the raw rows that made it."),
     "features": ("headway.cli.features", "Run feature cases and leakage proofs."),
     "fsck": ("headway.cli.fsck", "Check the catalog's invariants, and the store against the catalog."),
+    "keys": ("headway.cli.keys", "List, rotate and revoke the role keys."),
     "models": ("headway.cli.models", "Look at model versions, their gates and signatures."),
     "predict": ("headway.cli.predict", "Answer a file of requests with the promoted model."),
     "promote": ("headway.cli.promote", "Let a model version serve, on signed evidence."),

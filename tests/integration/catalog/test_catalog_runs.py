@@ -391,11 +391,11 @@ def test_the_same_budget_again_is_no_change(catalog: Catalog, tmp_path: Path) ->
 def test_an_end_and_the_attempt_that_follows_are_one_answer(catalog: Catalog, snapshot_id: str) -> None:
     attempt = _start(catalog, snapshot_id, max_attempts=2)
     ended = {"state": "lost", "reason": "gone", "code": None, "worker_seconds": 1.0, "result": None, "restart": True}
-    run = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, **ended)  # pyright: ignore
+    run = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, **ended)
     assert (run.status, [a.state for a in run.attempts]) == ("open", ["lost", "admitted"])
-    again = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, **ended)  # pyright: ignore
+    again = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, **ended)
     assert len(again.attempts) == 2
-    spent = catalog.finish_attempt(ALICE, None, attempt.run_id, 2, run.last.token, **ended)  # pyright: ignore
+    spent = catalog.finish_attempt(ALICE, None, attempt.run_id, 2, run.last.token, **ended)
     assert (spent.status, len(spent.attempts)) == ("lost", 2)
     with pytest.raises(AttemptsSpent):
         catalog.restart_run(ALICE, None, attempt.run_id, reserve_seconds=1)
@@ -408,6 +408,6 @@ def test_no_attempt_follows_where_a_rule_forbids_it(catalog: Catalog, snapshot_i
         catalog.request_cancel(ALICE, None, attempt.run_id, "enough")
     ended = {"state": "failed", "reason": "x", "worker_seconds": 1.0, "result": None, "restart": True}
     code = 65 if stopped == "code" else 77
-    run = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, code=code, **ended)  # pyright: ignore
+    run = catalog.finish_attempt(ALICE, None, attempt.run_id, 1, attempt.token, code=code, **ended)
     assert len(run.attempts) == 1
     assert run.status == ("failed" if stopped == "code" else "cancelled")

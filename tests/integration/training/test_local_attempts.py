@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,11 +30,11 @@ from support.toy_attempts import (
     written,
 )
 
-from headway.training.launch import LaunchFailed, LaunchRefused
+from headway.training.launch import FactsUnreadable, LaunchFailed, LaunchRefused
 from headway.training.local import LocalLauncher
 from headway.training.process_table import environment_of, read_process
 from trainer.blobs import canonical_json
-from trainer.events import StreamBroken
+from trainer.events import EventWriter, StreamBroken, node_folder
 from trainer.spec import AttemptSpec
 
 
@@ -65,7 +66,7 @@ def test_a_second_submission_finds_the_first(tmp_path: Path, launcher: LocalLaun
     stepped(attempt_file_of(attempt))
     launcher.submit(attempt, toy_spec(2))
     again = LocalLauncher(tmp_path, tmp_path / "store", tmp_path)
-    assert again.adopt(RUN_ID, 1).state == "running"
+    assert again.observe(RUN_ID, 1).state == "running"
     again.submit(attempt, toy_spec(2))
     assert supervisor_pid(attempt) == keeper
     assert [event.kind for event in again.stream(RUN_ID, 1, 0, 0, 1000)].count("node_start") == 1
@@ -169,18 +170,27 @@ def test_a_closed_terminal_ends_nothing(tmp_path: Path, launcher: LocalLauncher)
 def test_workers_get_what_they_need_and_no_secret(
     tmp_path: Path, launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HEADWAY_DATABASE_URL", "postgresql://user:password@host/db")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    secrets = {
+        "HEADWAY_DATABASE_URL": "postgresql://user:password@host/db",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "PYTHON_API_PASSWORD": "secret",
+        "TRAINER_TOKEN": "secret",
+        "OMP_TOKEN": "secret",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRAINER_EVENT_FD", "1")
-    monkeypatch.setenv("TRAINER_PROFILE", "yes")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
     attempt = toy_attempt(tmp_path, LONG)
     launcher.submit(attempt, toy_spec())
     path = attempt_file_of(attempt)
     rank = environment_of(rank_pid(path, 0))
-    assert rank["TRAINER_PROFILE"] == "yes"
+    assert rank["PYTHONHASHSEED"] == "7"
     for pid in marked(path):
         given = environment_of(pid)
-        assert not {"HEADWAY_DATABASE_URL", "AWS_SECRET_ACCESS_KEY"} & given.keys()
+        assert not secrets.keys() & given.keys()
+        assert "/nowhere" not in given["PYTHONPATH"]
         assert given["HEADWAY_ATTEMPT"] == f"{RUN_ID}/1"
         assert given.get("TRAINER_EVENT_FD") != "1"
 
@@ -316,6 +326,80 @@ def test_kill_ends_everything_and_says_that_nobody_saw_the_end(tmp_path: Path, l
     assert (seen.state, seen.code, seen.cause, seen.supervisor_alive) == ("ended", None, "supervisor lost", False)
     assert seen.worker_seconds > 0
     launcher.kill(RUN_ID, 1)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"{", b"[]"], ids=["absent", "empty", "torn", "list"])
+def test_kill_needs_no_supervisor_json(tmp_path: Path, launcher: LocalLauncher, left: bytes | None) -> None:
+    attempt = toy_attempt(tmp_path, LONG, nodes=2)
+    launcher.submit(attempt, toy_spec(2))
+    path = attempt_file_of(attempt)
+    stepped(path, 3)
+    (path.parent / "supervisor.json").unlink()
+    if left is not None:
+        (path.parent / "supervisor.json").write_bytes(left)
+    launcher.kill(RUN_ID, 1)
+    assert marked(path) == []
+    # The supervisor went first: it wrote no end that its children had not chosen.
+    assert not (path.parent / "final.json").exists()
+
+
+GOOD_FINAL = {"code": 0, "cause": "", "exit_codes": [0], "cancelled": False, "worker_seconds": 1, "ended_at": 1}
+GOOD_KEEPER = {"pid": 1, "started": 1, "boot_id": "another"}
+
+
+def spoiled(good: dict[str, object]) -> list[bytes]:
+    """What may stand in the place of a document."""
+    missing = [json.dumps({k: v for k, v in good.items() if k != name}) for name in good]
+    wrong = [json.dumps(good | {name: {}}) for name in good]
+    return [b"", b"{", b"null", b"[]", b"\xff\xfe", b"[" * 100_000, *(text.encode() for text in missing + wrong)]
+
+
+@pytest.mark.parametrize(("name", "good"), [("supervisor.json", GOOD_KEEPER), ("final.json", GOOD_FINAL)])
+def test_an_unreadable_file_of_an_attempt_is_named(
+    tmp_path: Path, launcher: LocalLauncher, name: str, good: dict[str, object]
+) -> None:
+    path = written(toy_attempt(tmp_path, LONG), toy_spec())
+    file = path.parent / name
+    file.write_text(json.dumps(good))
+    assert launcher.observe(RUN_ID, 1).state == "ended"
+    for content in [*spoiled(good), *([json.dumps(good | {"exit_codes": ["0"]}).encode()] if "code" in good else [])]:
+        file.write_bytes(content)
+        with pytest.raises(FactsUnreadable, match=re.escape(str(file))) as refusal:
+            launcher.observe(RUN_ID, 1)
+        assert "move the file away" in refusal.value.remedy, content
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(FactsUnreadable, match="IsADirectoryError"):
+        launcher.observe(RUN_ID, 1)
+    launcher.kill(RUN_ID, 1)
+
+
+def test_an_attempt_json_that_was_spoiled_is_named(tmp_path: Path, launcher: LocalLauncher) -> None:
+    path = written(toy_attempt(tmp_path, LONG), toy_spec())
+    (path.parent / "supervisor.json").write_text(json.dumps(GOOD_KEEPER))
+    path.write_bytes(b"{")
+    with pytest.raises(FactsUnreadable, match=re.escape(str(path))):
+        launcher.observe(RUN_ID, 1)
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path, launcher: LocalLauncher) -> None:
+    attempt = toy_attempt(tmp_path, {"steps": 1})
+    path = written(attempt, toy_spec())
+    (path.parent / "supervisor.json").write_text(json.dumps(GOOD_KEEPER))
+    clock = iter([2_000_000_000, 1_000_000_000])
+    stream = EventWriter(node_folder(path, 0) / "events.jsonl", 0, lambda: next(clock))
+    stream.emit("node_start", {})
+    stream.emit("step", {})
+    stream.close()
+    seen = launcher.observe(RUN_ID, 1)
+    assert (seen.state, seen.worker_seconds) == ("ended", 0.0)
+
+
+def test_a_reason_to_cancel_is_one_line_of_plain_text(tmp_path: Path, launcher: LocalLauncher) -> None:
+    launcher.cancel(RUN_ID, 1, "two\nlines \x1b[2J\0 \ud800" + "x" * 1000)
+    reason = json.loads((attempt_file_of(toy_attempt(tmp_path, {})).parent / "cancel").read_text())["reason"]
+    assert reason.startswith("two\\nlines \\x1b[2J\\x00 \\ud800xx")
+    assert len(reason) == 500
 
 
 def test_strays_are_found_by_their_mark_and_only_in_their_home(tmp_path: Path, launcher: LocalLauncher) -> None:

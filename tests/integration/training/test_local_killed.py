@@ -1,9 +1,13 @@
 """kill -9 and SIGSTOP of each part of a two-node attempt: who is named, and that nothing is left. Ranks are toys."""
 
+import json
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from support.toy_attempts import (
     grandchild_pid,
     is_gone,
     marked,
+    node_end,
     node_pid,
     of_kind,
     rank_pid,
@@ -24,9 +29,13 @@ from support.toy_attempts import (
     toy_attempt,
     toy_spec,
     wait_all_gone,
+    written,
 )
 
 from headway.training.local import LocalLauncher
+from headway.training.process_table import boot_id, read_process
+from headway.training.supervisor import monotonic_us
+from trainer.events import HeartbeatFile
 from trainer.spec import AttemptSpec, RunSpec
 
 GROUP = LONG | {"group": True}
@@ -146,6 +155,75 @@ def test_a_machine_that_stood_still_blames_nobody(tmp_path: Path, launcher: Loca
         time.sleep(0.1)
     assert ended(launcher, attempt).code == 0
     assert len(of_kind(path, "step")) == 60
+
+
+def test_a_stopped_supervisor_is_seen_and_the_attempt_can_be_killed(tmp_path: Path, launcher: LocalLauncher) -> None:
+    attempt = toy_attempt(tmp_path, GROUP, nodes=2)
+    path = begun(launcher, attempt, toy_spec(2))
+    assert not launcher.observe(RUN_ID, 1).supervisor_stuck
+    os.kill(supervisor_pid(attempt), signal.SIGSTOP)
+    seen = launcher.observe(RUN_ID, 1)
+    assert (seen.state, seen.supervisor_alive, seen.supervisor_stuck) == ("running", True, True)
+    launcher.kill(RUN_ID, 1)
+    assert marked(path) == []
+
+
+@pytest.fixture
+def pretended(tmp_path: Path) -> Iterator[HeartbeatFile]:
+    """The heartbeat, 31 s old, of a process that stands in for a supervisor."""
+    path = written(toy_attempt(tmp_path, LONG), toy_spec())
+    with subprocess.Popen(["sleep", "600"]) as other:
+        process = read_process(other.pid)
+        assert process is not None
+        keeper = {"pid": process.pid, "started": process.started, "boot_id": boot_id()}
+        (path.parent / "supervisor.json").write_text(json.dumps(keeper))
+        ages = chain([31_000_000], repeat(0))
+        heart = HeartbeatFile(path.parent / "supervisor.heartbeat", lambda: monotonic_us() - next(ages))
+        heart.beat()
+        yield heart
+        other.kill()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_supervisor_that_lives_and_does_not_beat_is_stuck(launcher: LocalLauncher) -> None:
+    seen = launcher.observe(RUN_ID, 1)
+    assert (seen.state, seen.supervisor_alive, seen.supervisor_stuck) == ("starting", True, True)
+
+
+def test_a_supervisor_that_beats_again_after_a_pause_is_not_stuck(
+    launcher: LocalLauncher, pretended: HeartbeatFile
+) -> None:
+    # As after a machine stood still: who looks wakes up before who beats.
+    late = threading.Timer(0.5, pretended.beat)
+    late.start()
+    assert launcher.observe(RUN_ID, 1).supervisor_stuck is False
+    late.join()
+    assert launcher.observe(RUN_ID, 1).supervisor_stuck is False
+
+
+def test_a_75_that_no_node_was_asked_for_is_the_users_code(tmp_path: Path, launcher: LocalLauncher) -> None:
+    toy = {"steps": 5, "ranks": {"1": {"at": 1, "do": "exit", "code": 75}}}
+    attempt = toy_attempt(tmp_path, toy, nodes=2)
+    launcher.submit(attempt, toy_spec(2))
+    seen = ended(launcher, attempt)
+    assert (seen.code, seen.cause) == (65, "node 1: rank 1 exited with 75 unasked: ToyError: told to exit with 75")
+    assert seen.exit_codes == (0, 75)
+
+
+def test_a_75_unasked_is_named_before_the_peer_that_it_cost(tmp_path: Path, launcher: LocalLauncher) -> None:
+    attempt = toy_attempt(tmp_path, GROUP | {"ranks": {"1": {"at": 3, "do": "exit", "code": 75}}}, nodes=2)
+    launcher.submit(attempt, toy_spec(2))
+    seen = ended(launcher, attempt)
+    assert (seen.code, seen.cause) == (65, "node 1: rank 1 exited with 75 unasked: ToyError: told to exit with 75")
+
+
+def test_a_stop_that_one_node_was_asked_for_is_a_stop_of_all(tmp_path: Path, launcher: LocalLauncher) -> None:
+    attempt = toy_attempt(tmp_path, GROUP, nodes=2)
+    path = begun(launcher, attempt, toy_spec(2))
+    os.kill(node_pid(attempt, 1), signal.SIGTERM)
+    seen = ended(launcher, attempt)
+    assert (seen.code, seen.exit_codes, seen.cancelled) == (75, (75, 75), False)
+    assert [node_end(path, node)["unasked"] for node in range(2)] == [True, False]
 
 
 def test_the_consequence_on_one_node_waits_for_the_cause_on_the_other(tmp_path: Path, launcher: LocalLauncher) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.toy_attempts import (
+    events,
     marked,
     node_end,
     node_process,
@@ -57,6 +58,20 @@ def test_sigint_twice_ends_ranks_that_do_not_listen_at_once(tmp_path: Path) -> N
         assert node.wait() == ExitCode.LOST_PEER
     assert node_end(path)["cause"] == "killed by a second SIGINT"
     assert marked(path) == []
+
+
+def test_signals_to_a_node_that_is_leaving_change_nothing(tmp_path: Path) -> None:
+    path = prepared(tmp_path, {})
+    with node_process(path) as node:
+        rank_pid(path, 1)
+        stepped(path)
+        node.send_signal(signal.SIGTERM)
+        wait_until(lambda: events(path)[-1].kind == "node_end", "the node's last words")
+        while node.poll() is None:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                node.send_signal(number)
+        assert node.returncode == ExitCode.PREEMPTED
+    assert [event.kind for event in events(path)].count("stopping") == 1
 
 
 def test_sighup_ends_neither_node_nor_ranks(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_shorter_window_takes_the_newest_months(bench: TrainingBench) -> None:
 def test_the_same_things_are_the_same_run(bench: TrainingBench) -> None:
     first, second = plan(bench), plan(bench, note="again", retry=True)
     assert first.facts.identity_digest("t") == second.facts.identity_digest("t")
-    others = [plan(bench, **{name: value}) for name, value in (("seed", 4), ("lr", 0.5), ("nodes", 1), ("repeat", 1))]
+    others = [plan(bench, seed=4), plan(bench, lr=0.5), plan(bench, nodes=1), plan(bench, repeat=1)]
     others.append(plan(bench, as_of="2026-05-01"))
     assert len({p.facts.identity_digest("t") for p in (first, *others)}) == 6
 

@@ -95,7 +95,7 @@ def test_end_and_next_attempt_are_one_commit(bench: TrainingBench) -> None:
     launcher = bench.launcher()
     launcher.kill(run_id, 1)
     with bench.services() as services:
-        actions = Reconciler(services, launcher)._attempt  # pyright: ignore[reportPrivateUsage]
+        actions = Reconciler(services, launcher)._attempt
         run = services.catalog.run(services.principal, run_id)
         for action in actions(run, run.last):
             if action.kind in ("finish", "restart"):

@@ -50,7 +50,7 @@ def held(bench: TrainingBench, instance: dg.DagsterInstance, **how: Any) -> tupl
 def test_a_second_materialization_is_up_to_date(bench: TrainingBench, instance: dg.DagsterInstance) -> None:
     first = metadata(bench.materialize(instance))
     second = metadata(bench.materialize(instance))
-    assert (first["status"], second["status"]) == ("started", "up to date")
+    assert (first["asked"], second["asked"]) == ("started", "up to date")
     assert first["run_id"] == second["run_id"]
     assert first["artifact/network"] == second["artifact/network"]
     (run,) = bench.runs()
@@ -68,7 +68,7 @@ def test_two_clicks_at_once_are_one_run(bench: TrainingBench, instance: dg.Dagst
         thread.join(WAIT_S)
         clicked.join(WAIT_S)
     found = [metadata(r) for r in results]
-    assert sorted(f["status"] for f in found) == ["adopted", "started"]
+    assert sorted(f["asked"] for f in found) == ["adopted", "started"]
     (run,) = bench.runs()
     assert (run.status, len(run.attempts)) == ("succeeded", 1)
 
@@ -76,9 +76,9 @@ def test_two_clicks_at_once_are_one_run(bench: TrainingBench, instance: dg.Dagst
 def test_another_setting_is_another_run_and_a_note_is_not(bench: TrainingBench, instance: dg.DagsterInstance) -> None:
     metadata(bench.materialize(instance))
     for config in ({"seed": 4}, {"epochs": 3}, {"lr": 0.02}, {"repeat": 1}):
-        assert metadata(bench.materialize(instance, config=config))["status"] == "started"
+        assert metadata(bench.materialize(instance, config=config))["asked"] == "started"
     noted = metadata(bench.materialize(instance, config={"note": "looked at again"}))
-    assert noted["status"] == "up to date"
+    assert noted["asked"] == "up to date"
     assert len(bench.runs()) == 5
 
 

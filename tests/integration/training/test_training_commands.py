@@ -95,3 +95,24 @@ def test_help_and_lists_import_no_torch(done: TrainingBench) -> None:
             check=True,
         )
         assert loaded.stderr == "", arguments
+
+
+@pytest.mark.parametrize("command", [("runs", "list"), ("reconcile",), ("status",)])
+def test_a_home_that_cannot_be_used_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "home"
+    file.write_text("")
+    refused = TrainingBench(tmp_path, file).run(*command)
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    assert "HEADWAY_HOME" in refused.stderr
+    ill = TrainingBench(tmp_path, file).run("doctor")
+    assert ill.exit_code == 1
+    assert "HEADWAY_HOME" in ill.output
+
+
+def test_a_read_only_database_is_one_line(done: TrainingBench, tmp_path: Path) -> None:
+    unreachable = TrainingBench(done.folder, done.home, f"sqlite:///{tmp_path}")
+    refused = unreachable.run("runs", "list")
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    assert "the database cannot be used" in refused.stderr
