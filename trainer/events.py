@@ -61,7 +61,7 @@ class Beat:
     """What a heartbeat file says.
 
     `count` grows with progress, `may_take_s` is how long the present phase may be silent (None: the rule of the run
-    spec decides), `at` is when the last beat was, in microseconds UTC.
+    spec decides), `at` is when the last beat was, in microseconds by the writer's clock (UTC unless it chose another).
     """
 
     count: int
@@ -72,6 +72,17 @@ class Beat:
 def now_us() -> int:
     """Return the time in microseconds UTC."""
     return time.time_ns() // 1000
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """Return `text` as one line of at most `limit` characters; what is not printable is shown as its escape."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def storable(text: str) -> str:
+    """Return `text` as every JSON document and database takes it: NUL and lone surrogates are shown as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
 def node_folder(attempt_file: Path, node: int) -> Path:
@@ -263,7 +274,9 @@ class EventSink:
 class HeartbeatFile:
     """The writing end of a heartbeat: a counter, the present allowance and the time, mapped into memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], int] = now_us) -> None:
+        """`clock` gives the beats' times in microseconds."""
+        self._clock = clock
         path.write_bytes(bytes(_HEARTBEAT.size))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _HEARTBEAT.size)
@@ -273,7 +286,7 @@ class HeartbeatFile:
     def beat(self) -> None:
         """Count one more piece of progress."""
         self._count += 1
-        _HEARTBEAT.pack_into(self._map, 0, self._count, self._may_take_s, now_us())
+        _HEARTBEAT.pack_into(self._map, 0, self._count, self._may_take_s, self._clock())
 
     def allow(self, may_take_s: float | None) -> None:
         """Beat, and let silence last `may_take_s` seconds from now on; None restores the run's rule."""

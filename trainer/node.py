@@ -17,7 +17,9 @@ Signals to the node:
 The code that the node exits with (`trainer.spec.ExitCode`), from how its ranks ended:
 
 - 0 when every rank exited 0; 75 when every rank exited 0 or 75, at least one 75. A rank that ends with 75 unasked has
-  agreed with ranks elsewhere to stop: its neighbours get the grace, not SIGKILL.
+  agreed with ranks elsewhere to stop: its neighbours get the grace, not SIGKILL. When nobody asked the node either, and
+  no checkpoint was published here, its `node_end` says `unasked`, and the supervisor looks whether another node was
+  asked. An only node knows that there is no other: it exits 65, or the attempt would restart for ever.
 - Otherwise the first bad end decides, and the other ranks get SIGKILL at once. An exit with 77 is the consequence of a
   loss elsewhere, so when that is all there is, the node waits `SETTLE_S` for a better explanation, and prefers it.
 - A rank's own 64, 65, 75, 76, 77 is passed on. Death by signal is 77: the code did not choose it. Any other exit status
@@ -47,10 +49,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from trainer.blobs import Json
-from trainer.events import EventError, EventWriter, HeartbeatFile, node_folder, now_us, read_heartbeat
+from trainer.events import (
+    EventError,
+    EventWriter,
+    HeartbeatFile,
+    node_folder,
+    now_us,
+    one_line,
+    read_heartbeat,
+    storable,
+)
+from trainer.rank_log import CHUNK, READS, RankLog
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, parse_attempt, parse_run
 
 POLL_S = 0.02
@@ -63,8 +75,8 @@ BURY_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _STOP_REASONS = {signal.SIGTERM: "sigterm", signal.SIGUSR1: "preempt", signal.SIGINT: "cancel"}
+_HEEDED = (*_STOP_REASONS, signal.SIGUSR2)
 _ORDERLY = (ExitCode.DONE, ExitCode.PREEMPTED)
-_CAUSE_LENGTH = 500
 
 
 @dataclass
@@ -74,13 +86,14 @@ class Rank:
     rank: int
     process: subprocess.Popen[bytes]
     channel: int
+    log: RankLog
     started_s: float
     progress_s: float
     pending: bytes = b""
     beats: int = 0
     may_take_s: float | None = None
     intervals_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=64))
-    told_errors: set[tuple[object, object]] = field(default_factory=set[tuple[object, object]])
+    told_errors: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     status: int | None = None
     ended_at: int = 0
     ended_s: float = 0.0
@@ -92,8 +105,21 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class RankError:
+    """A rank's own account of its failure; `code` is whatever stands there."""
+
+    kind: str
+    message: str
+    stack: str
+    code: object
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """How the node ends. `consequence`: something elsewhere is likelier to be the cause."""
+    """How the node ends. `consequence`: something elsewhere is likelier to be the cause.
+
+    `unasked`: ranks stopped in order, and nothing here says why they should have.
+    """
 
     code: ExitCode
     cause: str
@@ -101,6 +127,7 @@ class Verdict:
     at: int = field(default_factory=now_us)
     consequence: bool = False
     fenced: bool = False
+    unasked: bool = False
 
 
 class Node:
@@ -132,6 +159,7 @@ class Node:
         self._verdict: Verdict | None = None
         self._stop_by_s: float | None = None
         self._asked_to_stop = False
+        self._published = False
         self._interrupts = 0
         self._stacks_due_s: float | None = None
         self._looked_s = time.monotonic()
@@ -146,6 +174,9 @@ class Node:
             verdict = self._verdict
         finally:
             buried = self._kill_everything()
+            # The ending interpreter drops its handlers; a late signal would then look like a death.
+            for number in _HEEDED:
+                signal.signal(number, signal.SIG_IGN)
         if verdict.fenced:
             print(f"node {self._node_rank}: {verdict.cause}", file=sys.stderr, flush=True)
             return verdict.code
@@ -170,29 +201,31 @@ class Node:
             environment["TRAINER_STORE_FD"] = str(self._master.store_fd)
             passed.append(self._master.store_fd)
         node = os.getpid()
-        with (self._folder / f"stdout-rank-{number}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self._attempt.worker],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=passed,
-                process_group=0,
-                preexec_fn=lambda: _before_rank(node),
-            )
+        printed, printing = os.pipe()
+        log = RankLog(self._folder / f"stdout-rank-{number}.log", printed)
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._attempt.worker],
+            stdin=subprocess.DEVNULL,
+            stdout=printing,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=passed,
+            process_group=0,
+            preexec_fn=lambda: _before_rank(node),
+        )
         os.close(theirs)
-        rank = Rank(number, process, ours, time.monotonic(), time.monotonic())
-        self._selector.register(ours, selectors.EVENT_READ, rank)
+        os.close(printing)
+        rank = Rank(number, process, ours, log, time.monotonic(), time.monotonic())
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._relay(rank))
+        self._selector.register(printed, selectors.EVENT_READ, lambda: self._relay_log(rank))
         return rank
 
     def _rank_environment(self, local: int, number: int) -> dict[str, str]:
+        # The protocol's own variables are set anew for each process.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("TRAINER_")}
-        own = {k: v for k, v in os.environ.items() if k.startswith("TRAINER_") and k not in _NOT_FOR_RANKS}
         return {
             "PYTHONUNBUFFERED": "1",
             **inherited,
-            **own,
             "OMP_NUM_THREADS": str(self._spec.threads),
             **self._attempt.environment,
             "RANK": str(number),
@@ -211,14 +244,15 @@ class Node:
         # Before anything is passed on: a node that was paused meanwhile may have become stale.
         self._check_fence()
         for key, _ in self._selector.select(POLL_S):
-            self._relay(cast("Rank", key.data))
+            key.data()
         if os.getppid() != self._parent:
             self._decide(Verdict(ExitCode.LOST_PEER, "the process that started the node is gone"))
         self._reap()
         self._judge_ends()
-        while self._signals:
+        while self._signals and self._verdict is None:
             self._obey(self._signals.pop(0))
-        self._check_deadlines()
+        if self._verdict is None:
+            self._check_deadlines()
 
     def _decide(self, verdict: Verdict) -> None:
         self._verdict = self._verdict or verdict
@@ -241,9 +275,11 @@ class Node:
 
     def _relay(self, rank: Rank) -> None:
         """Move whole lines of the rank's channel into the stream, unless the attempt is fenced off."""
-        while self._verdict is None or not self._verdict.fenced:
+        for _ in range(READS):
+            if self._verdict is not None and self._verdict.fenced:
+                return
             try:
-                data = os.read(rank.channel, 1 << 16)
+                data = os.read(rank.channel, CHUNK)
             except BlockingIOError:
                 return
             if not data:
@@ -253,13 +289,19 @@ class Node:
             for line in lines:
                 self._relay_line(rank, line)
 
+    def _relay_log(self, rank: Rank) -> None:
+        rank.log.relay()
+        if not rank.log.open:
+            self._selector.unregister(rank.log.channel)
+
     def _relay_line(self, rank: Rank, line: bytes) -> None:
         try:
             raw = json.loads(line)
             kind, data = raw["kind"], raw["data"]
             if kind == "error":
-                rank.told_errors.add((data.get("kind"), data.get("message")))
+                rank.told_errors.add((str(data.get("kind")), str(data.get("message"))))
             self._stream.emit(kind, data)
+            self._published |= kind == "checkpoint"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"rank {rank.rank} wrote {line[:80]!r} to its event channel, which is no event: {error}"
             self._decide(Verdict(ExitCode.USER_CODE, text, rank.rank))
@@ -279,6 +321,8 @@ class Node:
                     rank.process.returncode = os.waitstatus_to_exitcode(status)
                     if rank.channel in self._selector.get_map():
                         self._relay(rank)
+                    if rank.log.channel in self._selector.get_map():
+                        self._relay_log(rank)
 
     def _judge_ends(self) -> None:
         ended = [(rank, *self._meaning(rank)) for rank in self._ranks if not rank.alive]
@@ -292,11 +336,20 @@ class Node:
         elif len(ended) == len(self._ranks):
             saved = [(rank, cause) for rank, code, cause in ended if code == ExitCode.PREEMPTED]
             if saved:
-                self._decide(Verdict(ExitCode.PREEMPTED, saved[0][1], saved[0][0].rank, saved[0][0].ended_at))
+                self._decide(self._judge_stop(*saved[0]))
             else:
                 self._decide(Verdict(ExitCode.DONE, "done"))
         elif any(code == ExitCode.PREEMPTED for _, code, _ in ended):
             self._stop("preempt", ask=False)
+
+    def _judge_stop(self, rank: Rank, cause: str) -> Verdict:
+        """What it means that all ranks stopped in order, as `rank` did."""
+        asked = self._asked_to_stop or any(number in _STOP_REASONS for number in self._signals)
+        if asked or self._published or (self._file.parent / "cancel").exists():
+            return Verdict(ExitCode.PREEMPTED, cause, rank.rank, rank.ended_at)
+        code = ExitCode.USER_CODE if self._attempt.nodes == 1 else ExitCode.PREEMPTED
+        cause = cause.replace(f"exited with {ExitCode.PREEMPTED}", f"exited with {ExitCode.PREEMPTED} unasked", 1)
+        return Verdict(code, cause, rank.rank, rank.ended_at, unasked=True)
 
     def _meaning(self, rank: Rank) -> tuple[ExitCode, str]:
         """The code and the cause in words that the end of `rank` stands for."""
@@ -310,19 +363,23 @@ class Node:
                 return ExitCode.LOST_PEER, f"rank {rank.rank} ended by SIGTERM without saving"
             return ExitCode.LOST_PEER, f"rank {rank.rank} killed by {name}"
         cause = f"rank {rank.rank} exited with {code}" + _told(self._error_of(rank))
-        return (ExitCode(code) if code in list(ExitCode) else ExitCode.USER_CODE), cause[:_CAUSE_LENGTH]
+        return (ExitCode(code) if code in list(ExitCode) else ExitCode.USER_CODE), cause
 
-    def _error_of(self, rank: Rank) -> dict[str, Any] | None:
-        """What the rank wrote about its failure."""
+    def _error_of(self, rank: Rank) -> RankError | None:
+        """What the rank wrote about its failure; user code may have written anything there."""
         path = self._folder / f"rank-{rank.rank}.error.json"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8", "backslashreplace")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            return RankError("unreadable", f"{type(error).__name__}: {error}", "", None)
         try:
-            return cast("dict[str, Any]", json.loads(text))
-        except ValueError:
-            return {"kind": "unreadable", "message": text[:_CAUSE_LENGTH], "stack": ""}
+            told = json.loads(text)
+            kind, message, stack = (storable(str(told[key])) for key in ("kind", "message", "stack"))
+            return RankError(kind, message, stack, told["code"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return RankError("unreadable", one_line(text), "", None)
 
     def _obey(self, number: signal.Signals) -> None:
         if number == signal.SIGUSR2:
@@ -354,8 +411,6 @@ class Node:
         if self._stacks_due_s is not None and now >= self._stacks_due_s:
             self._stacks_due_s = None
             self._tell_stacks()
-        if self._verdict is not None:
-            return
         if self._stop_by_s is None:
             self._check_progress(now)
         elif now >= self._stop_by_s:
@@ -430,11 +485,10 @@ class Node:
     def _last_words(self, verdict: Verdict, buried: bool) -> None:
         for rank in self._ranks:
             error = self._error_of(rank)
-            if error is None or error.get("code") in _ORDERLY:
+            if error is None or error.code in _ORDERLY or (error.kind, error.message) in rank.told_errors:
                 continue
-            if (error.get("kind"), error.get("message")) not in rank.told_errors:
-                told: dict[str, Json] = {key: str(error.get(key, "")) for key in ("kind", "message", "stack")}
-                self._stream.emit("error", {"rank": rank.rank, **told})
+            told: dict[str, Json] = {"kind": error.kind, "message": error.message, "stack": error.stack}
+            self._stream.emit("error", {"rank": rank.rank, **told})
         now = time.monotonic()
         seconds = sum((now if rank.alive else rank.ended_s) - rank.started_s for rank in self._ranks)
         cause = verdict.cause if buried else f"{verdict.cause}; a process could not be killed"
@@ -478,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     parent = int(os.environ.get("TRAINER_PARENT", os.getppid()))
     signals: list[signal.Signals] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2):
+    for number in _HEEDED:
         signal.signal(number, lambda got, _: signals.append(signal.Signals(got)))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -550,16 +604,17 @@ def _refuse(path: Path, node_rank: int, error: SpecRefused | OSError) -> int:
 
 
 def _end_stream(stream: EventWriter, verdict: Verdict, cause: str, worker_seconds: float) -> None:
-    """Write `node_end`; beside the contract's fields, `cause_at` and `consequence` let nodes be compared."""
+    """Write `node_end`; beside the contract's fields, `cause_at`, `consequence` and `unasked` let nodes be compared."""
     stream.emit(
         "node_end",
         {
             "code": int(verdict.code),
-            "cause": cause[:_CAUSE_LENGTH],
+            "cause": one_line(cause),
             "cause_rank": verdict.rank,
             "worker_seconds": round(worker_seconds, 3),
             "cause_at": verdict.at,
             "consequence": verdict.consequence,
+            "unasked": verdict.unasked,
         },
     )
     stream.close()
@@ -578,8 +633,8 @@ def _is_consequence(rank: Rank, code: ExitCode) -> bool:
     return code == ExitCode.LOST_PEER and os.WIFEXITED(cast("int", rank.status))
 
 
-def _told(error: dict[str, Any] | None) -> str:
-    return "" if error is None else f": {error.get('kind')}: {error.get('message')}"
+def _told(error: RankError | None) -> str:
+    return "" if error is None else f": {error.kind}: {error.message}"
 
 
 def _kill(pid: int) -> None:
@@ -601,8 +656,6 @@ def _stat(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         return []
 
-
-_NOT_FOR_RANKS = frozenset({"TRAINER_EVENT_FD", "TRAINER_STORE_FD", "TRAINER_PARENT"})
 
 if __name__ == "__main__":
     sys.exit(main())

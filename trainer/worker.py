@@ -4,9 +4,9 @@ Signals: SIGTERM, SIGUSR1 and a first SIGINT ask for an orderly stop (all ranks 
 second SIGINT ends at once; SIGHUP is ignored; SIGUSR2 writes the stacks of all threads and goes on. The rank dies with
 the process that started it.
 
-Exit status: 0 done, 64 run spec, data or code refused, 65 an error of the code (a loss that is not finite too), 75
-stopped and saved, 77 a peer, the storage or the right to publish was lost. Before a status other than 0 the rank
-writes `rank-R.error.json`: kind, message, stack, code.
+Exit status: 0 done, 64 run spec, data or code refused, 65 an error of the code (a loss that is not finite too, and user
+code that ends the process itself, with whatever status), 75 stopped and saved, 77 a peer, the storage or the right to
+publish was lost. Before a status other than 0 the rank writes `rank-R.error.json`: kind, message, stack, code.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer.blobs import canonical_json
-from trainer.events import EventSink, node_folder
+from trainer.events import EventSink, node_folder, storable
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, parse_attempt, parse_run
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def run(
 
         if spec.layout.engine == "deepspeed":
             importlib.import_module("trainer.engines.zero")
-    except Exception as error:  # noqa: BLE001 - whatever keeps torch from being imported is reported
+    except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is reported
         return report(sink, error, ExitCode.USER_CODE)
     try:
         Rank(os.environ, attempt, spec, sink, stop, step_event_every_s, parts).run()
-    except Exception as error:  # noqa: BLE001 - user code may raise anything, and the status has to tell
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, and the status has to tell
         return report(sink, error, exit_code(error))
     return ExitCode.DONE
 
@@ -105,7 +105,8 @@ def report(sink: EventSink, error: BaseException, code: ExitCode) -> int:
     """Write the error file, send the error event unless it is an orderly stop, and return `code`."""
     rank, node = int(os.environ["RANK"]), int(os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0")))
     stack = "".join(traceback.format_exception(error))
-    told = {"kind": type(error).__name__, "message": str(error), "stack": stack}
+    told = {"kind": type(error).__name__, "message": _message(error), "stack": stack}
+    told = {key: storable(text) for key, text in told.items()}
     print(stack, file=sys.stderr)
     folder = node_folder(Path(os.environ["TRAINER_ATTEMPT"]), node)
     try:
@@ -121,6 +122,15 @@ def report(sink: EventSink, error: BaseException, code: ExitCode) -> int:
 def _read_specs(attempt_file: Path) -> tuple[AttemptSpec, RunSpec]:
     attempt = parse_attempt(attempt_file.read_bytes())
     return attempt, parse_run((Path(attempt.run_dir) / "spec.json").read_bytes())
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the code ended the process itself: sys.exit({error.code!r})"
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - the error is user code, its text too
+        return f"its text cannot be made: {type(second).__name__}"
 
 
 def _leave(code: int) -> NoReturn:

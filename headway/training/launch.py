@@ -27,6 +27,10 @@ class LaunchFailed(LaunchError):
     """Starting the attempt's processes failed."""
 
 
+class FactsUnreadable(LaunchError):
+    """A file that tells of an attempt is torn, of another shape, or cannot be read."""
+
+
 class KillFailed(LaunchError):
     """Processes of the attempt are still there after SIGKILL."""
 
@@ -37,7 +41,8 @@ class Observation:
 
     `absent`: nothing was started (submitting again is right). `ended` without a `code`: who kept watch was lost, and
     with it how the attempt ended. `code` and `exit_codes` are those of `trainer.spec.ExitCode`, a node that was killed
-    has its negative signal, one that never started None. `ended_at` is microseconds UTC.
+    has its negative signal, one that never started None. `ended_at` is microseconds UTC. `supervisor_stuck`: who keeps
+    watch lives and does nothing (it was stopped, or hangs), so that the attempt never ends by itself: kill it.
     """
 
     state: State
@@ -48,6 +53,7 @@ class Observation:
     worker_seconds: float = 0.0
     ended_at: int | None = None
     supervisor_alive: bool = False
+    supervisor_stuck: bool = False
     supervisor_stuck: bool = False
 
 
@@ -66,7 +72,11 @@ class Launcher(Protocol):
         ...
 
     def observe(self, run_id: str, attempt: int) -> Observation:
-        """Say what is known of the attempt now."""
+        """Say what is known of the attempt now.
+
+        Raises:
+            FactsUnreadable: what the attempt left about itself cannot be read.
+        """
         ...
 
     def stream(self, run_id: str, attempt: int, node: int, after: int, limit: int) -> list[Event]:
@@ -87,10 +97,6 @@ class Launcher(Protocol):
         Raises:
             KillFailed: some are still there.
         """
-        ...
-
-    def adopt(self, run_id: str, attempt: int) -> Observation:
-        """Take over an attempt that another process submitted."""
         ...
 
     def strays(self) -> list[tuple[str, int, int]]:

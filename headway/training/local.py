@@ -17,22 +17,62 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from headway.training.launch import SUPERVISOR_LOST, KillFailed, LaunchFailed, LaunchRefused, Observation
-from headway.training.process_table import Process, environment_of, is_alive, kill_process, processes
-from headway.training.supervisor import publish, sync_folder
+from headway.training.launch import (
+    SUPERVISOR_LOST,
+    FactsUnreadable,
+    KillFailed,
+    LaunchFailed,
+    LaunchRefused,
+    Observation,
+)
+from headway.training.process_table import (
+    Process,
+    elders_first,
+    environment_of,
+    kill_process,
+    living_process,
+    processes,
+)
+from headway.training.supervisor import BEAT_EVERY_S, HEARTBEAT_NAME, monotonic_us, publish, sync_folder
 from trainer.blobs import canonical_json
-from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, read_events, read_heartbeat
-from trainer.spec import AttemptSpec, RunSpec, parse_attempt
+from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, one_line, read_events, read_heartbeat
+from trainer.spec import AttemptSpec, RunSpec, SpecRefused, parse_attempt
 
 START_S = 60.0
 KILL_S = 15.0
+# A supervisor that has not beaten for so long is stuck, unless it beats while one looks on for `LOOK_ON_S`.
+STUCK_S = 30.0
+LOOK_ON_S = 1.5 * BEAT_EVERY_S
+_LOOK_EVERY_S = 0.05
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-# What workers need of the starter's environment. Nothing else passes: it may hold secrets.
-_PASSED = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "LD_LIBRARY_PATH"})
-_PASSED_PREFIXES = ("PYTHON", "OMP_", "TRAINER_")
-# The protocol's own variables are set anew for each process, never inherited from a process that is itself a worker.
-_PROTOCOL = frozenset({"TRAINER_ATTEMPT", "TRAINER_EVENT_FD", "TRAINER_STORE_FD", "TRAINER_PARENT"})
+# What workers need of the starter's environment. Nothing else passes, whatever its name begins with: it may be secret.
+_PASSED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONFAULTHANDLER",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+)
+_OUR_CODE = Path(__file__).resolve().parents[2]
+_SUPERVISOR_FACTS: Mapping[str, tuple[type, ...]] = {"pid": (int,), "started": (int,), "boot_id": (str,)}
+_FINAL_FACTS: Mapping[str, tuple[type, ...]] = {
+    "code": (int,),
+    "cause": (str,),
+    "exit_codes": (list,),
+    "cancelled": (bool,),
+    "worker_seconds": (int, float),
+    "ended_at": (int,),
+}
 
 
 class LocalLauncher:
@@ -94,12 +134,17 @@ class LocalLauncher:
         """Say what is known of the attempt now.
 
         An attempt whose supervisor was killed has `code` None and what its nodes had worked until they were last seen.
+        A supervisor that seems stuck is looked at for `LOOK_ON_S` seconds: a machine that stood still, and has just
+        gone on, is given the time to show it.
+
+        Raises:
+            FactsUnreadable: `supervisor.json`, `attempt.json` or `final.json` is no such document.
         """
         folder = self._folder(run_id, attempt)
-        keeper = _read(folder / "supervisor.json")
-        alive = keeper is not None and is_alive(keeper["pid"], keeper["started"], keeper["boot_id"])
+        keeper = _read(folder / "supervisor.json", _SUPERVISOR_FACTS, "`headway reconcile` then starts it anew")
+        alive = keeper is not None and _supervisor(keeper) is not None
         # Read after the look at the supervisor: it writes this last, so a dead one has written it or never will.
-        final = _read(folder / "final.json")
+        final = _read(folder / "final.json", _FINAL_FACTS, "the attempt then counts as lost, and another may follow")
         if final is not None:
             return Observation(
                 "ended",
@@ -114,15 +159,14 @@ class LocalLauncher:
         if keeper is None:
             return Observation("absent")
         seen = list(self._seen_of_nodes(folder))
-        seconds = sum(ranks * (last - first) / 1e6 for first, last, ranks in seen)
+        # A clock that was set back makes the last moment earlier than the first.
+        seconds = sum(ranks * max(0, last - first) / 1e6 for first, last, ranks in seen)
         if alive:
-            return Observation("running" if seen else "starting", worker_seconds=seconds, supervisor_alive=True)
+            state = "running" if seen else "starting"
+            stuck = _is_stuck(folder, keeper)
+            return Observation(state, worker_seconds=seconds, supervisor_alive=True, supervisor_stuck=stuck)
         ended_at = max((last for _, last, _ in seen), default=None)
         return Observation("ended", None, SUPERVISOR_LOST, worker_seconds=seconds, ended_at=ended_at)
-
-    def adopt(self, run_id: str, attempt: int) -> Observation:
-        """Take over an attempt: its directory is all that ties anybody to it, so there is nothing to do but look."""
-        return self.observe(run_id, attempt)
 
     def stream(self, run_id: str, attempt: int, node: int, after: int, limit: int) -> list[Event]:
         """Return up to `limit` events of node `node` that follow seq `after`.
@@ -139,7 +183,7 @@ class LocalLauncher:
         folder = self._folder(run_id, attempt)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "cancel").exists():
-            publish(folder / "cancel", {"reason": reason, "at": now_us()})
+            publish(folder / "cancel", {"reason": one_line(reason), "at": now_us()})
 
     def kill(self, run_id: str, attempt: int) -> None:
         """SIGKILL every process that bears the attempt's mark, and return when none is left.
@@ -147,7 +191,6 @@ class LocalLauncher:
         Raises:
             KillFailed: some are still there after `KILL_S` seconds.
         """
-        keeper = _read(self._folder(run_id, attempt) / "supervisor.json") or {}
         deadline = time.monotonic() + KILL_S
         while marked := [process for run, number, process in self._marked() if (run, number) == (run_id, attempt)]:
             if time.monotonic() > deadline:
@@ -156,7 +199,7 @@ class LocalLauncher:
                     "they are stuck in the kernel (a dead disk or network mount?); free that, then reconcile again",
                 )
             # The supervisor first: it must not write down its children's death as their own doing.
-            for process in sorted(marked, key=lambda process: process.pid != keeper.get("pid")):
+            for process in elders_first(marked):
                 kill_process(process)
             time.sleep(0.01)
 
@@ -200,7 +243,13 @@ class LocalLauncher:
 
     def _seen_of_nodes(self, folder: Path) -> Iterator[tuple[int, int, int]]:
         """Of each node that began: when it began, when it was last seen, and how many ranks it runs."""
-        attempt = parse_attempt((folder / "attempt.json").read_bytes())
+        try:
+            attempt = parse_attempt((folder / "attempt.json").read_bytes())
+        except (SpecRefused, OSError) as error:
+            raise FactsUnreadable(
+                f"{folder / 'attempt.json'} cannot be read: {type(error).__name__}: {error}",
+                "put back what was there: without it the attempt cannot be judged",
+            ) from error
         for node in range(attempt.nodes):
             place = node_folder(folder / "attempt.json", node)
             beat = read_heartbeat(place / "node.heartbeat")
@@ -220,12 +269,10 @@ class LocalLauncher:
 
 def _environment(attempt: AttemptSpec, folder: Path) -> dict[str, str]:
     """What the supervisor gets and passes on: the little that workers need of ours, and the attempt's mark."""
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and name not in _PROTOCOL
-    }
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
     mark = {
+        # The supervisor's own code; nodes and ranks get the attempt's.
+        "PYTHONPATH": str(_OUR_CODE),
         "HEADWAY_ATTEMPT": f"{attempt.run_id}/{attempt.attempt}",
         "TRAINER_ATTEMPT": str(folder / "attempt.json"),
     }
@@ -241,15 +288,59 @@ def _span(stream: Path, attempt: Path) -> tuple[int, int] | None:
     return (first[0].at, last.at) if first and last is not None else None
 
 
+def _supervisor(keeper: Mapping[str, Any]) -> Process | None:
+    return living_process(keeper["pid"], keeper["started"], keeper["boot_id"])
+
+
+def _is_stuck(folder: Path, keeper: Mapping[str, Any]) -> bool:
+    """Whether the supervisor lives and does nothing, also not while this looks on."""
+    path = folder / HEARTBEAT_NAME
+    process, first = _supervisor(keeper), read_heartbeat(path)
+    silent = first is not None and monotonic_us() - first.at > STUCK_S * 1e6
+    if process is None or not (silent or process.state == "T"):
+        return False
+    # Counted in looks: a clock that leaps while the machine wakes up takes nothing from them.
+    for _ in range(round(LOOK_ON_S / _LOOK_EVERY_S)):
+        time.sleep(_LOOK_EVERY_S)
+        if read_heartbeat(path) != first:
+            return False
+    process = _supervisor(keeper)
+    return process is not None and (silent or process.state == "T")
+
+
 def _was_started(folder: Path) -> bool:
     return (folder / "supervisor.json").exists() or (folder / "final.json").exists()
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def _read(path: Path, facts: Mapping[str, tuple[type, ...]], afterwards: str) -> Mapping[str, Any] | None:
+    """The document at `path`, None where there is none; `afterwards` is what follows when it is moved away."""
     try:
-        return cast("dict[str, Any]", json.loads(path.read_bytes()))
+        document: object = json.loads(path.read_bytes())
+        problem = _misshapen(document, facts)
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError, OSError) as error:
+        document, problem = None, f"{type(error).__name__}: {error}"
+    if problem:
+        raise FactsUnreadable(
+            f"{path} cannot be read: {problem}", f"end its processes if any live, move the file away; {afterwards}"
+        )
+    return cast("dict[str, Any]", document)
+
+
+def _misshapen(document: object, facts: Mapping[str, tuple[type, ...]]) -> str:
+    """What is wrong with a document that has to hold `facts`; empty when nothing is."""
+    if not isinstance(document, dict):
+        return f"{document!r:.80} is no object"
+    given = cast("dict[str, object]", document)
+    for name, kinds in facts.items():
+        # By type and not by isinstance: true is no number.
+        if type(given.get(name)) not in kinds:
+            return f"{name} is {given.get(name)!r:.80}" if name in given else f"{name} is missing"
+    for code in cast("list[object]", given.get("exit_codes", [])):
+        if code is not None and type(code) is not int:
+            return f"exit_codes holds {code!r:.80}"
+    return ""
 
 
 def _write_once(path: Path, content: bytes) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +42,10 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0], int(fields[19]))
 
 
-def is_alive(pid: int, started: int, boot: str) -> bool:
-    """Whether the very process that was recorded so is still there, and no zombie."""
+def living_process(pid: int, started: int, boot: str) -> Process | None:
+    """Return the very process that was recorded so, None when it is gone or a zombie."""
     process = read_process(pid) if boot == boot_id() else None
-    return process is not None and process.started == started and process.state not in "ZX"
+    return process if process is not None and process.started == started and process.state not in "ZX" else None
 
 
 def processes() -> Iterator[Process]:
@@ -64,6 +64,16 @@ def descendants(root: int) -> list[int]:
     for pid in found:
         found.extend(children.get(pid, []))
     return found[1:]
+
+
+def elders_first(several: Sequence[Process]) -> list[Process]:
+    """Return the processes with every parent before its children."""
+    parents = {process.pid: process.parent for process in several}
+
+    def depth(pid: int) -> int:
+        return 1 + depth(parents[pid]) if pid in parents else 0
+
+    return sorted(several, key=lambda process: depth(process.pid))
 
 
 def environment_of(pid: int) -> Mapping[str, str]:

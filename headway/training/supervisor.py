@@ -7,10 +7,15 @@ and writes `final.json` when all have ended. An attempt is started at most once:
 Nothing outlives it: nodes end when their parent is gone (see `trainer.node`), and what a killed node leaves behind
 falls to the supervisor (child subreaper).
 
-The code of the attempt: 0 when every node ended with 0; 75 when every node ended with 0 or 75. Otherwise one node's
+The code of the attempt: 0 when every node ended with 0; 75 when every node ended with 0 or 75, and somebody (here, or
+on a node) had asked for the stop, or a checkpoint was published. A 75 that nobody asked for, and that saved nothing,
+would restart for ever: it is 65. Otherwise one node's
 bad end decides, and the others get SIGKILL at once. When that end may be the consequence of another one (its own
 `node_end` says so), the supervisor waits `SETTLE_S` for a better explanation; among causes of one kind the earliest by
 `cause_at` wins. A node that was killed counts as 77, one that stopped answering for `restart.hang_floor_s` as 76.
+
+While it lives it beats in `supervisor.heartbeat`, by the monotonic clock: it is the same for all processes of one boot,
+nobody sets it, and it stands still while the machine sleeps.
 
 SIGTERM is the machine stopping: nodes save and the attempt ends with 75. The file `cancel` is a person's wish: nodes
 save too, and `final.json` says `cancelled`.
@@ -27,12 +32,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.training.process_table import adopt_orphans, boot_id, kill_descendants, read_process
 from trainer.blobs import Json, canonical_json
-from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, read_heartbeat
+from trainer.events import (
+    Event,
+    HeartbeatFile,
+    StreamBroken,
+    last_event,
+    node_folder,
+    now_us,
+    one_line,
+    read_heartbeat,
+)
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, parse_attempt, parse_run
 
 POLL_S = 0.02
@@ -40,6 +54,9 @@ SETTLE_S = 1.0
 # Nodes keep the grace themselves; this much longer, and the supervisor takes over.
 STOP_MARGIN_S = 5.0
 BURY_S = 15.0
+# Longer than any silence of a supervisor that works, except while it buries.
+BEAT_EVERY_S = 2.0
+HEARTBEAT_NAME = "supervisor.heartbeat"
 ADDRESS = "127.0.0.1"
 
 _ORDERLY = (ExitCode.DONE, ExitCode.PREEMPTED)
@@ -59,7 +76,11 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """How a node ended, or why all have to; `exit` is its status, negative for a signal, None when it has none."""
+    """How a node ended, or why all have to; `exit` is its status, negative for a signal, None when it has none.
+
+    `unasked`: it ended with 75 though its node was not asked to stop and published no checkpoint. That is in order only
+    where another node was asked.
+    """
 
     node: int | None
     exit: int | None
@@ -69,6 +90,7 @@ class NodeEnd:
     at: int = field(default_factory=now_us)
     consequence: bool = False
     worker_seconds: float = 0.0
+    unasked: bool = False
 
 
 class Supervisor:
@@ -83,9 +105,11 @@ class Supervisor:
         self._settle_by_s: float | None = None
         self._cancelled = False
         self._looked_s = time.monotonic()
+        self._heart = HeartbeatFile(attempt_file.parent / HEARTBEAT_NAME, monotonic_us)
 
     def run(self) -> None:
         """Run the attempt to its end and write `final.json`."""
+        self._heart.beat()
         try:
             attempt = parse_attempt(self._file.read_bytes())
             spec = parse_run((Path(attempt.run_dir) / "spec.json").read_bytes())
@@ -152,6 +176,7 @@ class Supervisor:
 
     def _look(self, attempt: AttemptSpec, spec: RunSpec) -> NodeEnd | None:
         """One look at everything; the verdict when the attempt has to end."""
+        self._heart.beat()
         self._reap(attempt)
         verdict = self._judge()
         if verdict is None:
@@ -194,6 +219,8 @@ class Supervisor:
                 said["cause_at"],
                 said["consequence"],
                 said["worker_seconds"],
+                # A trainer of an earlier day does not tell; it is believed.
+                said.get("unasked", False),
             )
         # Whatever it was (killed, fenced off, the disk was full, the trainer is broken), it was not the user's code.
         code = ExitCode(status) if status in (ExitCode.REFUSED_SPEC, ExitCode.HUNG) else ExitCode.LOST_PEER
@@ -212,8 +239,10 @@ class Supervisor:
 
     def _judge(self) -> NodeEnd | None:
         ends = [node.end for node in self._nodes if node.end is not None]
-        bad = [end for end in ends if end.code not in _ORDERLY]
         all_ended = len(ends) == len(self._nodes)
+        if all_ended and not self._stop_was_asked(ends):
+            ends = [replace(end, code=ExitCode.USER_CODE) if end.unasked else end for end in ends]
+        bad = [end for end in ends if end.code not in _ORDERLY]
         if bad:
             primary = [end for end in bad if not end.consequence]
             if self._settle_by_s is None:
@@ -225,6 +254,12 @@ class Supervisor:
             return None
         saved = [end for end in ends if end.code == ExitCode.PREEMPTED]
         return min(saved, key=lambda end: end.at) if saved else NodeEnd(None, 0, ExitCode.DONE, "done")
+
+    def _stop_was_asked(self, ends: Sequence[NodeEnd]) -> bool:
+        """Whether the supervisor or any of its nodes was, or one of them has told that it saved."""
+        if self._stop_by_s is not None or self._signals or (self._file.parent / "cancel").exists():
+            return True
+        return any(end.code == ExitCode.PREEMPTED and not end.unasked for end in ends)
 
     def _heed_wishes(self, spec: RunSpec) -> None:
         if self._stop_by_s is not None:
@@ -272,7 +307,7 @@ class Supervisor:
             {
                 "exit_codes": [*(end.exit for end in ends), *(None for _ in range(never))],
                 "code": int(verdict.code),
-                "cause": verdict.cause,
+                "cause": one_line(verdict.cause),
                 "cause_node": verdict.node,
                 "cause_rank": verdict.rank,
                 "ended_at": now_us(),
@@ -280,6 +315,11 @@ class Supervisor:
                 "cancelled": self._cancelled and verdict.code != ExitCode.DONE,
             },
         )
+
+
+def monotonic_us() -> int:
+    """Return the monotonic clock in microseconds."""
+    return time.monotonic_ns() // 1000
 
 
 def publish(path: Path, document: Json) -> None:

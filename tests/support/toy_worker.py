@@ -71,11 +71,16 @@ class Group:
         return heard == b"x"
 
 
+def error_file() -> Path:
+    """Where this rank tells of its failure."""
+    folder = node_folder(Path(os.environ["TRAINER_ATTEMPT"]), int(os.environ["NODE_RANK"]))
+    return folder / f"rank-{RANK}.error.json"
+
+
 def fail(sink: EventSink, code: int, message: str) -> None:
     """Leave an error file, tell it as TOY says, and go."""
-    folder = node_folder(Path(os.environ["TRAINER_ATTEMPT"]), int(os.environ["NODE_RANK"]))
     error = {"kind": "ToyError", "message": message, "stack": "toy stack", "code": code}
-    (folder / f"rank-{RANK}.error.json").write_text(json.dumps(error))
+    error_file().write_text(json.dumps(error))
     if MINE.get("tells"):
         sink.emit("error", {"rank": RANK, **{key: error[key] for key in ("kind", "message", "stack")}})
     sys.exit(code)
@@ -85,7 +90,16 @@ def misbehave(sink: EventSink) -> None:
     """Do what TOY asks of this rank now."""
     match MINE["do"]:
         case "exit":
-            fail(sink, MINE["code"], f"told to exit with {MINE['code']}")
+            fail(sink, MINE["code"], MINE.get("words", f"told to exit with {MINE['code']}"))
+        case "spoil":
+            error_file().write_bytes(bytes.fromhex(MINE["hex"]))
+            sys.exit(65)
+        case "checkpoint":
+            sink.emit("checkpoint", {"step": 1, "kind": "last", "manifest": "sha256:0", "path": "checkpoints/1"})
+        case "shout":
+            for _ in range(MINE["mebibytes"]):
+                os.write(1, b"x" * 1_048_575 + b"\n")
+            print("the last words", flush=True)
         case "raise":
             raise RuntimeError("told to raise")
         case "hang":

@@ -2,12 +2,15 @@
 
 Options: `rows`, `valid` (row counts), `groups` (two optimizer groups), `frozen` (the first layer), `dropout`,
 `poison` (the step, from 0, in which the loss becomes NaN), `fail` (the step in which the model raises),
+`quit_at` and `quit_with` (the step in which it ends the process, and how), `garble` (the step in which it raises with
+text that no document takes),
 `flip` (positions of training rows whose target is turned round).
 """
 
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,6 +66,10 @@ class ToyModel(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("fail") == step:
             raise ValueError("the model of this test fails here")
+        if self._options.get("quit_at") == step:
+            sys.exit(self._options["quit_with"])
+        if self._options.get("garble") == step:
+            raise ValueError("before \udcff and \0 after")
         time.sleep(self._pause_s)
         return logits * float("nan") if self._options.get("poison") == step and rank == 1 else logits
 

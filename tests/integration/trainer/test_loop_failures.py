@@ -33,6 +33,24 @@ def test_an_error_of_the_model_is_told_with_its_stack(tmp_path: Path) -> None:
     assert "trainer_toys.py" in error["stack"]
 
 
+@pytest.mark.parametrize("status", [0, 75, None, "bye"])
+def test_a_model_that_ends_the_process_is_an_error_of_the_code(status: object, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", with_options(toy_spec(nodes=1), quit_at=3, quit_with=status))
+    assert run.finish() == [ExitCode.USER_CODE]
+    error = run.error(0)
+    assert (error["kind"], error["code"]) == ("SystemExit", 65)
+    assert error["message"] == f"the code ended the process itself: sys.exit({status!r})"
+    assert run.events("error")[0].data["message"] == error["message"]
+
+
+def test_an_error_with_text_that_no_document_takes_is_told_all_the_same(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", with_options(toy_spec(nodes=1), garble=3))
+    assert run.finish() == [ExitCode.USER_CODE]
+    assert run.error(0)["message"] == "before \\udcff and \\x00 after"
+    assert "trainer_toys.py" in run.error(0)["stack"]
+    assert run.events("error")[0].data["message"] == run.error(0)["message"]
+
+
 def test_d09_a_rank_of_another_attempt_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", toy_spec())
     old = run.prepare()

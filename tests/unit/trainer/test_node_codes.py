@@ -28,6 +28,7 @@ from support.toy_attempts import (
     written,
 )
 
+from trainer.rank_log import LIMIT
 from trainer.spec import ExitCode
 
 LONG = {"steps": 100_000}
@@ -79,9 +80,7 @@ def test_events_that_a_rank_wrote_before_it_ended_are_all_kept_in_order(tmp_path
     assert [data["number"] for data in of_kind(path, "metrics") if "number" in data] == list(range(3000))
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"), [(64, 64), (65, 65), (75, 75), (76, 76), (77, 77), (1, 65), (2, 65), (137, 65)]
-)
+@pytest.mark.parametrize(("code", "expected"), [(64, 64), (65, 65), (76, 76), (77, 77), (1, 65), (2, 65), (137, 65)])
 def test_a_rank_s_exit_code_becomes_the_node_s(tmp_path: Path, code: int, expected: int) -> None:
     toy = {"steps": 2, "ranks": {"1": {"at": 1, "do": "exit", "code": code}}}
     path = prepared(tmp_path, toy)
@@ -131,12 +130,60 @@ def test_a_lost_peer_alone_is_told_as_a_consequence(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_saved_unasked_gives_its_neighbours_the_grace(tmp_path: Path) -> None:
-    toy = {"steps": 30, "ranks": {"1": {"at": 1, "do": "exit", "code": 75}}}
+    toy = {"steps": 30, "ranks": {"0": {"at": 1, "do": "checkpoint"}, "1": {"at": 1, "do": "exit", "code": 75}}}
     path = prepared(tmp_path, toy)
     assert run_node(path)[0] == ExitCode.PREEMPTED
+    assert node_end(path)["unasked"] is False
     assert len(of_kind(path, "step")) == 30
     assert of_kind(path, "stopping") == [{"reason": "preempt"}]
     assert of_kind(path, "error") == []
+
+
+def test_a_75_that_nobody_asked_for_and_that_saved_nothing_is_the_users_code(tmp_path: Path) -> None:
+    path = prepared(tmp_path, {"steps": 5, "ranks": {"1": {"at": 1, "do": "exit", "code": 75}}})
+    assert run_node(path)[0] == ExitCode.USER_CODE
+    assert node_end(path)["cause"] == "rank 1 exited with 75 unasked: ToyError: told to exit with 75"
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"[1]", "rank 0 exited with 65: unreadable: [1]"),
+        (b"{}", "rank 0 exited with 65: unreadable: {}"),
+        (b'{"kind":', 'rank 0 exited with 65: unreadable: {"kind":'),
+        (b"\xff\n", "rank 0 exited with 65: unreadable: \\xff\\n"),
+        (b'{"kind":["a"],"message":"\\ud800\\u0000","stack":null,"code":{}}', "['a']: \\ud800\\x00"),
+    ],
+    ids=["list", "empty", "torn", "bytes", "types"],
+)
+def test_an_error_file_that_user_code_spoiled_is_told_and_ends_nothing_else(
+    tmp_path: Path, content: bytes, cause: str
+) -> None:
+    path = prepared(tmp_path, {"ranks": {"0": {"at": 1, "do": "spoil", "hex": content.hex()}}}, ranks=1)
+    assert run_node(path) == (ExitCode.USER_CODE, "")
+    assert node_end(path)["cause"].endswith(cause)
+    assert len(of_kind(path, "error")) == 1
+
+
+def test_a_cause_is_one_line_of_500_characters_at_most(tmp_path: Path) -> None:
+    words = "red \x1b[31m\r\nnext line \0 " + "w" * 1000
+    path = prepared(tmp_path, {"ranks": {"0": {"at": 1, "do": "exit", "code": 65, "words": words}}}, ranks=1)
+    assert run_node(path)[0] == ExitCode.USER_CODE
+    cause = node_end(path)["cause"]
+    assert cause.startswith("rank 0 exited with 65: ToyError: red \\x1b[31m\\r\\nnext line \\x00 www")
+    assert (len(cause), cause[-1]) == (500, "…")
+
+
+def test_a_rank_cannot_fill_the_disk_with_what_it_prints(tmp_path: Path) -> None:
+    path = prepared(tmp_path, {"steps": 2, "ranks": {"0": {"at": 1, "do": "shout", "mebibytes": 70}}}, ranks=1)
+    assert run_node(path) == (ExitCode.DONE, "")
+    first, older, newest = (path.parent / "node-0" / f"stdout-rank-0.log{end}" for end in ("", ".1", ".2"))
+    assert first.stat().st_size < LIMIT + 1000
+    assert older.stat().st_size == LIMIT
+    assert newest.stat().st_size <= LIMIT
+    assert first.read_bytes()[:1_048_576] == b"x" * 1_048_575 + b"\n"
+    assert b"the newest are in stdout-rank-0.log.2" in first.read_bytes()[-200:]
+    assert newest.read_bytes().endswith(b"\nthe last words\n")
 
 
 def test_a_line_that_is_no_event_ends_the_attempt_as_user_code(tmp_path: Path) -> None:
