@@ -143,6 +143,7 @@ def curve_plot(title: str, positions: Sequence[float], series: Mapping[str, Sequ
     """PNG of one panel; points that are no finite number are left out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 2.6), dpi=72)
     FigureCanvasAgg(figure)
@@ -153,8 +154,38 @@ def curve_plot(title: str, positions: Sequence[float], series: Mapping[str, Sequ
         if kept:
             axis.annotate(name, kept[-1], xytext=(4, 2), textcoords="offset points", fontsize=8, color=colour)
     axis.tick_params(labelsize=7)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, fontsize=9, loc="left")
+    figure.tight_layout()
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def interval_metadata(store: LocalStore, title: str, rows: Sequence[tuple[str, float, float, float]]) -> dict[str, Any]:
+    """Values with their intervals, one line each: stored as PNG under its digest, and shown inline when it is small."""
+    return _stored_image(store, title, interval_plot(title, rows)) if rows else {}
+
+
+def interval_plot(title: str, rows: Sequence[tuple[str, float, float, float]]) -> bytes:
+    """PNG of (name, value, lower, upper), the first row on top."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.32 * len(rows) + 0.9), dpi=72)
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for place, (_, value, lower, upper) in enumerate(reversed(rows)):
+        axis.plot([lower, upper], [place, place], color="#4f43dd", linewidth=1.4)
+        axis.plot([value], [place], marker="o", markersize=4, color="#4f43dd")
+        axis.annotate(
+            f"{value:.3f}", (value, place), xytext=(0, 4), textcoords="offset points", fontsize=7, ha="center"
+        )
+    axis.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)], fontsize=8)
+    axis.set_ylim(-0.6, len(rows) - 0.3)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right", "left"]].set_visible(False)
     axis.set_title(title, fontsize=9, loc="left")
     figure.tight_layout()
     sink = io.BytesIO()

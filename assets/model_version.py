@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, table
+from assets.describe import guarded, interval_metadata, table
 from assets.keys import model_version_key, snapshot_key, training_key
 from assets.partitions import partitions_definition
 from assets.training_run import code_version
@@ -101,6 +101,7 @@ def _report(
 
     last = found[-1]
     services = platform.services()
+    rows = card_rows(services, last.version)
     refused = [f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed]
     facts: dict[str, Any] = {
         "version": last.version.version,
@@ -109,16 +110,26 @@ def _report(
         "status": "up to date" if last.judgement is None else "judged",
         "manifest_digest": last.version.manifest_digest,
         "run_id": last.version.run_id,
-        "refused": ", ".join(f"{c.version.kind} (version {c.version.version})" for c in found if not c.passed)
-        or "none",
+        "refused": ", ".join(refused) or "none",
         "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
-        **table("metrics", [_with_intervals(row) for row in card_rows(services, last.version)]),
+        **table("metrics", [_with_intervals(row) for row in rows]),
+        **interval_metadata(platform.store(), "AUC on the month after as_of, with intervals by day", _areas(rows)),
     }
     results = newest_results(services, last.version)
     checks = [_check(key, gate, results.get(gate), last.version.kind) for gate in gates]
     return dg.MaterializeResult(
         metadata=guarded(facts), data_version=dg.DataVersion(last.version.manifest_digest), check_results=checks
     )
+
+
+def _areas(rows: Sequence[Mapping[str, Json]]) -> list[tuple[str, float, float, float]]:
+    """AUC of each model that has one with an interval."""
+    found: list[tuple[str, float, float, float]] = []
+    for row in rows:
+        numbers = [v for name in ("auc", "auc_lower", "auc_upper") if isinstance(v := row[name], int | float)]
+        if len(numbers) == 3:
+            found.append((str(row["model"]), numbers[0], numbers[1], numbers[2]))
+    return found
 
 
 def _with_intervals(row: Mapping[str, Json]) -> dict[str, object]:
