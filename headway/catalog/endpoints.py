@@ -37,7 +37,10 @@ def promote(
     expected_epoch: int | None,
     evidence: PromotionEvidence,
 ) -> Document:
-    """Make a version stable at once: a rollout with plan `immediate`, opened and closed in this commit."""
+    """Make a version stable at once: a rollout with plan `immediate`, opened and closed in this commit.
+
+    A version that is stable already is promoted anew only by who names the present epoch, as after a revoked key.
+    """
     # Shared: no result, policy or retirement of the model can slip in between this look and our commit.
     step.database.lock(step.connection, step.tenant, model_aggregate(model_id), shared=True)
     step.database.lock(step.connection, step.tenant, statement_aggregate(evidence.promotion_statement))
@@ -46,7 +49,7 @@ def promote(
     if current is not None and current.model_id != model_id:
         why = f"it serves model {current.model_id!r}, not {model_id!r}"
         raise EndpointRefused(endpoint_id, why, "use another endpoint")
-    if current is not None and current.stable == number:
+    if current is not None and current.stable == number and expected_epoch != current.epoch:
         return encode(current)
     _check_epoch(endpoint_id, current, expected_epoch)
     reasons = _reasons(step, version, evidence)
@@ -59,12 +62,15 @@ def promote(
     return encode(moved)
 
 
-def promoted_at(connection: sa.Connection, tenant: str, endpoint_id: str, number: int) -> int:
-    """Return the epoch at which the version became, or would become, stable."""
+def promoted_at(
+    connection: sa.Connection, tenant: str, endpoint_id: str, number: int, expected_epoch: int | None
+) -> int:
+    """Return the epoch at which the version became, or would become, stable by this promotion."""
     current = find(connection, tenant, endpoint_id)
     if current is None:
         return 1
-    return current.epoch if current.stable == number else current.epoch + 1
+    stays = current.stable == number and expected_epoch != current.epoch
+    return current.epoch if stays else current.epoch + 1
 
 
 def rollback(step: Step, endpoint_id: str, expected_epoch: int | None, reason: str) -> Document:
@@ -211,7 +217,8 @@ def _first(step: Step, endpoint_id: str, version: ModelVersion) -> Endpoint:
 
 
 def _next(current: Endpoint, number: int) -> Endpoint:
-    return replace(current, epoch=current.epoch + 1, stable=number, previous=current.stable)
+    previous = current.previous if current.stable == number else current.stable
+    return replace(current, epoch=current.epoch + 1, stable=number, previous=previous)
 
 
 def _move(step: Step, current: Endpoint | None, moved: Endpoint) -> None:

@@ -191,7 +191,8 @@ class RegistryCommands(CatalogBase):
         The policy in force and the newest result of each of its gates that applies to the version's kind are read
         again in the same transaction; each must pass under that policy, about the version's manifest, by the very
         statement that the evidence names. Signatures were verified before (`headway.registry`). An endpoint is made by
-        its first promotion. A version that is stable already stays so, whatever the evidence.
+        its first promotion. A version that is stable already stays so, whatever the evidence, unless `expected_epoch`
+        is the present epoch: then it is promoted anew, at the next one, and previous stays.
 
         Raises:
             UnknownModel: there is no such version.
@@ -212,7 +213,9 @@ class RegistryCommands(CatalogBase):
             key,
             command,
             lambda step: endpoints.promote(step, endpoint_id, model_id, version, expected_epoch, evidence),
-            lambda connection: endpoints.promoted_at(connection, principal.tenant, endpoint_id, version),
+            lambda connection: endpoints.promoted_at(
+                connection, principal.tenant, endpoint_id, version, expected_epoch
+            ),
         )
         return endpoint_of(answer)
 

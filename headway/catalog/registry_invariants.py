@@ -120,7 +120,9 @@ def _legal(before: Endpoint | None, event: EndpointEvent) -> bool:
         return False
     if event.operation == "rollback":
         return (after.stable, after.previous) == (before.previous, before.stable)
-    return after.previous == before.stable and after.stable not in (None, before.stable)
+    # A version that is stable already may be promoted anew: the previous one stays.
+    expected = before.previous if after.stable == before.stable else before.stable
+    return after.stable is not None and after.previous == expected
 
 
 def rollouts(registry: Registry) -> list[str]:

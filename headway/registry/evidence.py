@@ -1,16 +1,17 @@
 """Evidence of a promotion: complete, fresh, verifying, and about the champion that is there now."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.artifacts.errors import StoreError
 from headway.catalog.registry_facts import ModelVersion
+from headway.datasets.zones import iso
 from headway.errors import HeadwayError
 from headway.registry.contract import compatibility
 from headway.registry.dossier import check_dossier, collect_dossier, stored_files
 from headway.registry.dsse import Statement
 from headway.registry.keys import Trust
-from headway.registry.statements import signed_at
+from headway.registry.statements import CLOCK_SKEW_US, signed_at
 from headway.services import Services
 
 # Verdicts of these compare with the champion, so they say nothing once another version has become it.
@@ -49,7 +50,8 @@ def collect_evidence(
         services: the catalog and store that hold it.
         trust: the public keys that count.
         version: the version.
-        now: microseconds UTC; statements older than the policy's `evidence_max_age` are stale.
+        now: microseconds UTC; statements older than the policy's `evidence_max_age` are stale, and a clock that lies
+            behind what was signed or recorded measures no age.
         stable: the version that it would replace.
 
     Raises:
@@ -60,13 +62,17 @@ def collect_evidence(
         dossier = collect_dossier(services, version)
     except StoreError as error:
         raise EvidenceMissing(version.model_id, version.version, {"dossier": str(error)}) from error
-    checked = check_dossier(dossier, trust)
+    # Where it serves already is no evidence: a promotion that does not verify is what another one mends.
+    checked = check_dossier(replace(dossier, promotions=()), trust)
     problems = {finding.subject: finding.problem for finding in checked.problems}
     problems |= {f"gate {gate}": said for gate, said in checked.unpassed.items()}
     if version.retired:
         problems["version"] = "it is retired"
     if checked.manifest is not None:
         problems |= {f.subject: f.problem for f in stored_files(services.store, checked.manifest) if f.problem}
+    newest = _newest_result(services)
+    if newest > now + CLOCK_SKEW_US:
+        problems["clock"] = f"it says {iso(now)}, and a gate result was recorded at {iso(newest)}: it was set back"
     for gate, statement in checked.statements.items():
         problem = _stale(statement, 0 if checked.policy is None else checked.policy.evidence_max_age, now)
         problem = problem or (_other_champion(statement, stable, version) if gate in _AGAINST_CHAMPION else "")
@@ -81,11 +87,21 @@ def collect_evidence(
     return Evidence(dossier.policy_version, dossier.judged.policy_digest, statements, now)
 
 
+def _newest_result(services: Services) -> int:
+    """When the catalog last recorded a verdict about any version; 0: it has none."""
+    catalog, principal = services.catalog, services.principal
+    versions = catalog.model_versions(principal)
+    return max((r.at for v in versions for r in catalog.gate_results(principal, v.model_id, v.version)), default=0)
+
+
 def _stale(statement: Statement, max_age: int, now: int) -> str:
-    age = now - signed_at(statement)
-    return (
-        "" if age <= max_age else f"its statement is {age // 1_000_000} s old, at most {max_age // 1_000_000} s count"
-    )
+    signed = signed_at(statement)
+    if signed > now + CLOCK_SKEW_US:
+        return f"its statement was signed at {iso(signed)}, and the clock says {iso(now)}"
+    age = now - signed
+    if age <= max_age:
+        return ""
+    return f"its statement is {age // 1_000_000} s old, at most {max_age // 1_000_000} s count"
 
 
 def _other_champion(statement: Statement, stable: ModelVersion | None, version: ModelVersion) -> str:

@@ -1,8 +1,10 @@
 """Moves an endpoint to a version, on evidence only, and back."""
 
+from headway.artifacts.errors import StoreError
+from headway.artifacts.manifest import InvalidManifest, read_manifest
 from headway.catalog.registry_facts import Endpoint, EndpointEvent, ModelVersion, PromotionEvidence
 from headway.errors import HeadwayError
-from headway.registry.dossier import promotion_event
+from headway.registry.dossier import promotion_event, stored_files
 from headway.registry.dsse import SignatureRefused
 from headway.registry.evidence import collect_evidence
 from headway.registry.keys import KeyRing, Trust
@@ -14,8 +16,15 @@ class NotPromoted(HeadwayError):
     """What an endpoint serves was not put there by a promotion whose statement verifies."""
 
 
+class RollbackRefused(HeadwayError):
+    """The version before is not whole any more, so nothing can return to it."""
+
+
 def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: str, version: int) -> Endpoint:
     """Make a version the endpoint's stable one, at once; stable already, by a promotion that verifies: nothing changes.
+
+    Stable already by a promotion that does not verify any more (its key was revoked): it is promoted
+    anew, at the next epoch and on present evidence; the previous version stays the previous one.
 
     The promoter's statement names endpoint, epoch and gate statements, so it promotes here, once, and nowhere else.
 
@@ -23,14 +32,18 @@ def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: st
         EvidenceMissing: a gate has no passing, fresh, verifying statement, or the artifact differs from its manifest.
         PromotionRefused: the policy does not allow a rollout at once, or what the catalog holds differs by now.
         EndpointMoved: another move came in between.
-        NotPromoted: it is stable already, and the promotion that it came by does not verify.
+        StoreError: the store lacks a statement.
     """
     catalog, principal = services.catalog, services.principal
     candidate = catalog.model_version(principal, model_id, version)
     endpoint = catalog.endpoint(principal, endpoint_id)
     if endpoint is not None and endpoint.model_id == model_id and endpoint.stable == version:
-        verify_served(services, keyring.trust(), endpoint)
-        return endpoint
+        try:
+            verify_served(services, keyring.trust(), endpoint)
+        except NotPromoted:
+            pass  # The reason does not matter: a new promotion takes this one's place, or is refused by name.
+        else:
+            return endpoint
     stable = stable_version(services, endpoint_id)
     evidence = collect_evidence(services, keyring.trust(), candidate, keyring.clock(), stable)
     epoch = 0 if endpoint is None else endpoint.epoch
@@ -64,16 +77,57 @@ def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: st
     )
 
 
-def rollback(services: Services, endpoint_id: str, reason: str, expected_epoch: int | None = None) -> Endpoint:
-    """Swap the endpoint's stable and previous versions.
+def rollback(
+    services: Services, trust: Trust, endpoint_id: str, reason: str, expected_epoch: int | None = None
+) -> Endpoint:
+    """Swap the endpoint's stable and previous versions. The same rollback right after itself changes nothing.
+
+    Args:
+        services: the catalog and store.
+        trust: the public keys with which the promotion of the previous version must verify.
+        endpoint_id: the endpoint.
+        reason: kept with the move.
+        expected_epoch: the endpoint's epoch; None: the present one.
 
     Raises:
+        UnknownEndpoint: there is no such endpoint.
         NothingToRollBack: there is no previous version; nothing changes.
+        RollbackRefused: its files or its own promotion do not verify; nothing changes.
         EndpointMoved: the endpoint is not at `expected_epoch` any more.
     """
-    return services.catalog.rollback(
-        services.principal, None, endpoint_id, expected_epoch=expected_epoch, reason=reason
-    )
+    catalog, principal = services.catalog, services.principal
+    endpoint = catalog.endpoint(principal, endpoint_id)
+    events = catalog.endpoint_events(principal, endpoint_id)
+    if endpoint is not None and _repeats(events[-1], endpoint, reason, expected_epoch):
+        return endpoint
+    if endpoint is not None and endpoint.previous is not None and expected_epoch in (None, endpoint.epoch):
+        _require_whole(services, trust, endpoint, endpoint.previous)
+        expected_epoch = endpoint.epoch
+    return catalog.rollback(principal, None, endpoint_id, expected_epoch=expected_epoch, reason=reason)
+
+
+def _repeats(last: EndpointEvent, endpoint: Endpoint, reason: str, expected_epoch: int | None) -> bool:
+    same = (last.epoch, last.operation, last.reason) == (endpoint.epoch, "rollback", reason)
+    return same and expected_epoch in (None, last.epoch - 1)
+
+
+def _require_whole(services: Services, trust: Trust, endpoint: Endpoint, number: int) -> None:
+    version = services.catalog.model_version(services.principal, endpoint.model_id, number)
+    try:
+        _verify_promotion(services, trust, endpoint, version)
+        manifest = read_manifest(services.store, version.manifest_digest)
+        problems = [f"{f.subject}: {f.problem}" for f in stored_files(services.store, manifest) if f.problem]
+    except NotPromoted as error:
+        problems = [error.message]
+    except (StoreError, InvalidManifest) as error:
+        problems = [str(error)]
+    if problems:
+        name = f"{version.model_id}@{number}"
+        raise RollbackRefused(
+            f"endpoint {endpoint.endpoint_id!r} cannot return to {name} ({'; '.join(problems)}); "
+            f"{version.model_id}@{endpoint.stable} stays",
+            f"restore its files from a copy, or promote a version: headway promote {name} -e {endpoint.endpoint_id}",
+        )
 
 
 def stable_version(services: Services, endpoint_id: str) -> ModelVersion | None:
@@ -98,21 +152,27 @@ def verify_served(services: Services, trust: Trust, endpoint: Endpoint) -> Endpo
         NotPromoted: no such promotion, or its statement does not verify for this endpoint, epoch and gate set.
         StoreError: the envelope is not in the store.
     """
-    name, remedy = endpoint.endpoint_id, "promote another version; after that, this one again"
     if endpoint.stable is None:
-        raise NotPromoted(f"endpoint {name!r} serves no version", remedy)
+        raise NotPromoted(f"endpoint {endpoint.endpoint_id!r} serves no version", "promote a version")
     served = services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
-    event = promotion_event(services, name, served.version, endpoint.epoch)
+    return _verify_promotion(services, trust, endpoint, served)
+
+
+def _verify_promotion(services: Services, trust: Trust, endpoint: Endpoint, version: ModelVersion) -> EndpointEvent:
+    """The last promotion of a version to an endpoint, up to the endpoint's epoch, after verifying its statement."""
+    name, served = endpoint.endpoint_id, f"{version.model_id}@{version.version}"
+    remedy = f"promote it anew: headway promote {served} --endpoint {name}"
+    event = promotion_event(services, name, version.version, endpoint.epoch)
     if event is None or event.evidence is None:
-        raise NotPromoted(f"{served.model_id}@{served.version} was never promoted to endpoint {name!r}", remedy)
-    listed = services.catalog.attestations(services.principal, served.manifest_digest)
+        raise NotPromoted(f"{served} was never promoted to endpoint {name!r}", remedy)
+    listed = services.catalog.attestations(services.principal, version.manifest_digest)
     envelopes = {a.statement_digest: a for a in listed}
     found = envelopes.get(event.evidence.promotion_statement)
     if found is None:
-        raise NotPromoted(f"the promotion of {served.model_id}@{served.version} to {name!r} is unsigned", remedy)
+        raise NotPromoted(f"the promotion of {served} to {name!r} is unsigned", remedy)
     signed = Signed(services.store.get_bytes(found.envelope_digest), event.at)
     try:
-        open_promotion(signed, trust, served.manifest_digest, name, event.epoch, event.evidence.statements)
+        open_promotion(signed, trust, version.manifest_digest, name, event.epoch, event.evidence.statements)
     except SignatureRefused as error:
         raise NotPromoted(f"endpoint {name!r}: {error.message}", remedy) from error
     return event

@@ -360,7 +360,8 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             complete = all(statements.get(g) == version.results.get(g, ("", 0, None))[2] for g in applies)
             allowed = self.model.policies[-1][0] and not version.retired and spoil != "other policy"
             key = f"key-{next(self.serial)}"
-            if self.model.moves and self.model.moves[-1][0] == number + 1:
+            serves = bool(self.model.moves) and self.model.moves[-1][0] == number + 1
+            if serves and expected != epoch:
                 assert send(key).epoch == epoch
             elif spoil == "stale epoch":
                 _refused(EndpointMoved, lambda: send(key))
@@ -369,8 +370,9 @@ def machine(world: World) -> type[RuleBasedStateMachine]:
             else:
                 answer = send(key)
                 assert send(key) == answer
-                stable = self.model.moves[-1][0] if self.model.moves else None
-                self.model.moves.append((number + 1, stable))
+                # Promoted anew, the version before it stays the version before it.
+                before = self.model.moves[-1][int(serves)] if self.model.moves else None
+                self.model.moves.append((number + 1, before))
                 other = lambda: catalog.rollback(self.me, key, ENDPOINT, reason="misuse")  # noqa: E731
                 self.acknowledged.append(Acknowledged(answer, lambda: send(key), other))
 

@@ -23,7 +23,7 @@ from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import JudgeRefused, judge_version
 from headway.registry.keys import VALIDITY_US, KeyRing, Role
 from headway.registry.policy import GATES
-from headway.registry.promote import NotPromoted, promote, rollback, verify_served
+from headway.registry.promote import NotPromoted, RollbackRefused, promote, rollback, verify_served
 from headway.registry.provenance import OtherRun, sign_provenance
 from headway.registry.statements import GATE_VERDICT, PROMOTION, PROVENANCE, record, sign_now
 
@@ -122,12 +122,12 @@ def test_the_next_version_is_judged_against_the_champion_and_rollback_returns(be
     assert results["auc_over_champion"].metrics["reference"] == "champion"
     moved = _promote(bench, second)
     assert (moved.stable, moved.previous, moved.epoch) == (2, 1, 2)
-    back = rollback(bench.services, MODEL, "worse on Mondays")
+    back = rollback(bench.services, bench.keyring.trust(), MODEL, "worse on Mondays")
     assert (back.stable, back.previous, back.epoch) == (1, 2, 3)
     # It serves again by the promotion it had, which still verifies.
     assert _verified(bench).epoch == 1
     with pytest.raises(EndpointMoved):
-        rollback(bench.services, MODEL, "once more", expected_epoch=2)
+        rollback(bench.services, bench.keyring.trust(), MODEL, "once more", expected_epoch=2)
 
 
 def test_rolling_back_the_first_version_changes_nothing(bench: Bench) -> None:
@@ -135,7 +135,7 @@ def test_rolling_back_the_first_version_changes_nothing(bench: Bench) -> None:
     bench.judge(version)
     _promote(bench, version)
     with pytest.raises(NothingToRollBack):
-        rollback(bench.services, MODEL, "none")
+        rollback(bench.services, bench.keyring.trust(), MODEL, "none")
     assert _verified(bench).epoch == 1
 
 
@@ -277,6 +277,29 @@ def test_stale_evidence_is_asked_for_again(bench: Bench) -> None:
     assert _promote(bench, version).stable == 1
 
 
+def test_a_clock_that_was_set_back_promotes_nothing(bench: Bench) -> None:
+    version = bench.version()
+    bench.judge(version)
+    now, year = bench.clock.now, 365 * 86_400_000_000
+    with pytest.raises(EvidenceMissing) as caught:
+        collect_evidence(bench.services, bench.keyring.trust(), version, now - year)
+    assert set(caught.value.problems) == {"clock", *(f"gate {gate}" for gate in GATES)}
+    assert "was signed at 2014-05-13" in caught.value.problems[f"gate {GATE}"]
+
+
+def test_stale_evidence_is_not_made_fresh_by_a_clock_set_back(bench: Bench) -> None:
+    """The statements lie before the clock again, and what was recorded since does not."""
+    version = bench.version(1)
+    bench.judge(version)
+    day = 86_400_000_000
+    bench.clock.now += 40 * day
+    bench.judge(bench.version(2))
+    with pytest.raises(EvidenceMissing) as caught:
+        collect_evidence(bench.services, bench.keyring.trust(), version, bench.clock.now - 20 * day)
+    assert set(caught.value.problems) == {"clock"}
+    assert "was set back" in caught.value.problems["clock"]
+
+
 def test_an_old_statement_recorded_anew_stays_old(bench: Bench) -> None:
     version = bench.version()
     bench.judge(version)
@@ -410,17 +433,90 @@ def test_an_endpoint_is_verified_as_it_was_read(bench: Bench) -> None:
         verify_served(bench.services, bench.keyring.trust(), replace(read, stable=2))
 
 
-def test_what_a_revoked_key_promoted_is_promoted_again_only_after_another_version(bench: Bench) -> None:
+def _sound(bench: Bench) -> None:
+    broken = [f for f in check(bench.services.catalog, ALICE, bench.services.store) if not f.ok]
+    assert [f.name for f in broken if f.name != "stored bytes"] == []
+
+
+def test_a_version_whose_promotion_does_not_verify_any_more_is_promoted_anew(bench: Bench) -> None:
     first, second = bench.version(1), bench.version(2)
+    for version in (first, second):
+        bench.judge(version)
+        _promote(bench, version)
+    # A second endpoint serves it by the same key: neither stands in the other's way.
+    _promote(bench, second, "other")
+    bench.keyring.revoke(bench.keyring.private_key("promoter").public.key_id)
+    with pytest.raises(NotPromoted, match="promote it anew: headway promote delay@2 --endpoint delay"):
+        _verified(bench)
+    moved = _promote(bench, second)
+    assert (moved.stable, moved.previous, moved.epoch) == (2, 1, 3)
+    event = _verified(bench)
+    assert (event.operation, event.epoch) == ("promote", 3)
+    assert _promote(bench, second) == moved
+    assert _promote(bench, second, "other").epoch == 2
+    _sound(bench)
+
+
+def test_the_only_version_of_a_home_is_promoted_anew_on_present_evidence_only(bench: Bench) -> None:
+    version = bench.version()
+    bench.judge(version)
+    _promote(bench, version)
+    for role in ("promoter", "gate"):
+        bench.keyring.revoke(bench.keyring.private_key(role).public.key_id)
+    assert "key_revoked" in _refused(bench, version)[f"gate {GATE}"]
+    bench.judge(version)
+    moved = _promote(bench, version)
+    assert (moved.stable, moved.previous, moved.epoch) == (1, None, 2)
+    assert _verified(bench).epoch == 2
+    _sound(bench)
+
+
+def _two_served(bench: Bench) -> tuple[ModelVersion, ModelVersion]:
+    first, second = bench.version(1), bench.version(2)
+    for version in (first, second):
+        bench.judge(version)
+        _promote(bench, version)
+    return first, second
+
+
+@pytest.mark.parametrize("how", ["file", "manifest", "promotion"])
+def test_an_endpoint_returns_only_to_a_version_that_is_whole(bench: Bench, how: str) -> None:
+    first, _ = _two_served(bench)
+    before = bench.services.catalog.endpoint(ALICE, MODEL)
+    if how == "promotion":
+        listed = bench.services.catalog.attestations(ALICE, first.manifest_digest)
+        lost = next(a.envelope_digest for a in listed if a.role == "promoter")
+    else:
+        others = [b.digest for b in first.facts.blobs if b.digest != first.manifest_digest]
+        lost = first.manifest_digest if how == "manifest" else others[0]
+    bench.services.store.erase(lost)
+    with pytest.raises(RollbackRefused, match="cannot return to delay@1") as caught:
+        rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+    assert lost in caught.value.message
+    assert bench.services.catalog.endpoint(ALICE, MODEL) == before
+
+
+def test_an_endpoint_does_not_return_to_what_a_revoked_key_promoted(bench: Bench) -> None:
+    first = bench.version(1)
     bench.judge(first)
     _promote(bench, first)
-    bench.keyring.revoke(bench.keyring.private_key("promoter").public.key_id)
-    with pytest.raises(NotPromoted, match="key_revoked"):
-        _promote(bench, first)
-    for version in (second, first):
-        bench.judge(version)
-        assert _promote(bench, version).stable == version.version
-        assert _verified(bench).row.stable == version.version
+    revoked = bench.keyring.private_key("promoter").public.key_id
+    bench.clock.now += 1_000
+    bench.keyring.rotate("promoter")
+    second = bench.version(2)
+    bench.judge(second)
+    _promote(bench, second)
+    bench.keyring.revoke(revoked)
+    with pytest.raises(RollbackRefused, match="key_revoked"):
+        rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+    assert _verified(bench).row.stable == 2
+
+
+def test_the_same_rollback_again_changes_nothing_whatever_happened_to_the_other_version(bench: Bench) -> None:
+    _, second = _two_served(bench)
+    moved = rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+    bench.services.store.erase(second.manifest_digest)
+    assert rollback(bench.services, bench.keyring.trust(), MODEL, "back") == moved
 
 
 def test_verdicts_against_a_champion_that_was_replaced_do_not_count(bench: Bench) -> None:

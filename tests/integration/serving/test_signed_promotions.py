@@ -144,7 +144,7 @@ def test_after_a_rollback_the_old_promotion_answers_and_explains(served: Served,
     with opened(bench) as services:
         version = _second(bench, services)
         promote(services, keys_of(bench), "pipeline", "pipeline", version.version)
-        rollback(services, "pipeline", "worse on Mondays")
+        rollback(services, keys_of(bench).trust(), "pipeline", "worse on Mondays")
         target = endpoint_target(services, keys_of(bench).trust(), "pipeline")
         (answer,) = predict(services, pipeline_of(bench), requests, target, lambda *_: np.array([0.25]))
     assert (answer.model_version, answer.endpoint_epoch, answer.probability) == (1, 3, 0.25)
