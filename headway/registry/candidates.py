@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from headway.artifacts.manifest import MANIFEST_MEDIA_TYPE, read_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSnapshot
 from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
+from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.features.reading import read_values
 from headway.loading import Pipeline
@@ -27,7 +28,7 @@ from headway.registry.contract import contract_hash, registered_contract
 from headway.registry.dossier import check_dossier, collect_dossier
 from headway.registry.evaluation import SCORES_FILE, kept_columns, rate_columns
 from headway.registry.gates import ArtifactCheck
-from headway.registry.judge import Judgement, champion_of, judge_version, set_policy
+from headway.registry.judge import Judgement, champion_of, judge_version, named_left_out, set_policy
 from headway.registry.provenance import sign_provenance
 from headway.registry.statements import signed_at
 from headway.registry.trial import copy_artifact, read_artifact_check
@@ -35,7 +36,7 @@ from headway.services import Services
 from headway.training.plan import VALUES_ENTRY, SnapshotsMissing
 from headway.training.stage import stage_code
 from headway.training.trainer_process import TrainerFailed, run_trainer
-from headway.training.window import window_of
+from headway.training.window import declared_training, window_of
 from trainer.blobs import Json, Manifest, ManifestEntry
 from trainer.spec import RunSpec, parse_run
 
@@ -51,6 +52,14 @@ REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
 
 class NoSucceededRun(HeadwayError):
     """There is no trained model of this `as_of` to judge."""
+
+
+@dataclass(frozen=True)
+class EvaluatedMonth:
+    """The snapshots that a model is judged on, and the refused partitions left out of them, each with its reason."""
+
+    snapshots: tuple[FeatureSnapshot, ...]
+    left_out: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,16 @@ def judge_run(
 
     Raises:
         NoSucceededRun: the run has not succeeded.
-        SnapshotsMissing: a partition of the evaluated month has no snapshot.
+        SnapshotsMissing: a partition of the evaluated month has no snapshot, or too many were refused.
         TrainerFailed: the evaluation ended badly.
     """
     if run.status != "succeeded" or run.result is None:
         raise NoSucceededRun(f"run {run.run_id} is {run.status}", "materialize its training_run first")
-    months = _evaluated(services, pipeline, run)
+    month = evaluated_month(services, pipeline.spec, run.facts.partition)
+    for partition, reason in month.left_out.items():
+        progress(f"left out of the evaluation: {partition} ({reason})")
     candidates: list[Candidate] = []
-    with _Evaluation(services, pipeline, run, months, progress) as evaluation:
+    with _Evaluation(services, pipeline, run, month, progress) as evaluation:
         kinds: tuple[ModelKind, ...] = ("network", "logistic")
         for kind in kinds:
             if kind not in run.result.artifacts:
@@ -148,24 +159,35 @@ def _blobs(services: Services, manifest: Manifest) -> tuple[Blob, ...]:
     return (*(Blob(e.sha256, e.size, e.media_type) for e in manifest.entries), whole)
 
 
-def _evaluated(services: Services, pipeline: Pipeline, run: TrainingRun) -> list[FeatureSnapshot]:
-    """The snapshots of the month after `as_of`: later than everything that was learned from."""
-    partitions = window_of(pipeline.spec, run.facts.partition).evaluate
-    states = services.catalog.current_snapshots(services.principal, pipeline.name, partitions)
-    found = [state.snapshot for p in partitions if (state := states.get(p)) and state.snapshot is not None]
-    if not found:
-        raise SnapshotsMissing(
-            f"none of the {len(partitions)} partitions of the month after as_of {run.facts.partition} has a snapshot",
-            f"materialize feature_snapshot for {partitions[0]} to {partitions[-1]}: a model is judged on later rows",
-        )
+def evaluated_month(services: Services, spec: PipelineSpec, as_of: str) -> EvaluatedMonth:
+    """The month after `as_of`, later than everything that was learned from, and what of it was refused.
+
+    Raises:
+        SnapshotsMissing: a partition was never built, or more were refused than `training.max_missing_share` allows.
+    """
+    partitions = window_of(spec, as_of).evaluate
+    states = services.catalog.current_snapshots(services.principal, spec.name, partitions)
     absent = [p for p in partitions if p not in states]
     if absent:
         raise SnapshotsMissing(
-            f"{len(absent)} of the {len(partitions)} partitions of the evaluated month have no snapshot: "
-            f"{', '.join(absent[:10])}",
-            f"materialize feature_snapshot for {absent[0]} to {absent[-1]}",
+            f"{len(absent)} of the {len(partitions)} partitions of the month after as_of {as_of} have no snapshot: "
+            f"{_some(absent)}",
+            f"materialize feature_snapshot for {absent[0]} to {absent[-1]}: a model is judged on later rows",
         )
-    return found
+    refused = {p: states[p].reason for p in partitions if states[p].snapshot is None}
+    found = tuple(s for p in partitions if (s := states[p].snapshot) is not None)
+    if not found or len(refused) > declared_training(spec).max_missing_share * len(partitions):
+        raise SnapshotsMissing(
+            f"{len(refused)} of the {len(partitions)} snapshots of the month after as_of {as_of} were refused: "
+            + _some([f"{p} ({reason})" for p, reason in refused.items()]),
+            "mend them, or raise training.max_missing_share to evaluate without them",
+        )
+    return EvaluatedMonth(found, refused)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 
 
 def _judge(services: Services, keyring: KeyRing, evaluation: _Evaluation, version: ModelVersion) -> Candidate:
@@ -180,6 +202,7 @@ def _judge(services: Services, keyring: KeyRing, evaluation: _Evaluation, versio
         version,
         evaluation.scores(version, champion),
         snapshots=evaluation.snapshot_ids,
+        left_out=evaluation.left_out,
         champion=champion,
         try_artifact=evaluation.try_artifact,
     )
@@ -203,8 +226,9 @@ def _standing(
         if found is None:
             return None
         metrics = found.predicate.get("metrics")
-        judged_on = metrics.get("snapshots") if isinstance(metrics, dict) else None
-        same_case = judged_on == sorted(evaluation.snapshot_ids) and found.predicate.get("champion") == against
+        month = {} if not isinstance(metrics, dict) else {n: metrics.get(n) for n in ("snapshots", "left_out")}
+        wanted = {"snapshots": sorted(evaluation.snapshot_ids), "left_out": named_left_out(evaluation.left_out)}
+        same_case = month == wanted and found.predicate.get("champion") == against
         if not same_case or keyring.clock() - signed_at(found) > checked.policy.evidence_max_age // 2:
             return None
     return not checked.unpassed
@@ -218,14 +242,15 @@ class _Evaluation:
         services: Services,
         pipeline: Pipeline,
         run: TrainingRun,
-        snapshots: Sequence[FeatureSnapshot],
+        month: EvaluatedMonth,
         progress: Callable[[str], None],
     ) -> None:
         self.pipeline = pipeline
-        self.snapshot_ids = [s.snapshot_id for s in snapshots]
+        self.snapshot_ids = [s.snapshot_id for s in month.snapshots]
+        self.left_out = month.left_out
         self._services = services
         self._run = run
-        self._snapshots = snapshots
+        self._snapshots = month.snapshots
         self._progress = progress
         self._scratch = tempfile.TemporaryDirectory(prefix="headway-evaluation-")
         self._table: pa.Table | None = None

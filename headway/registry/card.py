@@ -30,6 +30,7 @@ def card(services: Services, version: ModelVersion) -> dict[str, Json]:
         "endpoints": cast("Json", serving(services, version)),
         "evaluation": None if report is None else {n: report[n] for n in ("rows", "mature", "positives", "days")},
         "looks": max((int(str(r.metrics.get("looks", 0))) for r in results.values()), default=0),
+        "left_out": _left_out(results),
         "metrics": cast("Json", card_rows(services, version)),
         "segments": None if report is None else report.get("segments"),
         "gates": [_gate(result) for result in _in_order(services, version, results)],
@@ -107,6 +108,11 @@ def _in_order(services: Services, version: ModelVersion, results: Mapping[str, G
     return [results[name] for name in (*names, *sorted(set(results) - set(names))) if name in results]
 
 
+def _left_out(results: Mapping[str, GateResult]) -> Json:
+    newest = max(results.values(), key=lambda result: result.at, default=None)
+    return [] if newest is None else newest.metrics.get("left_out", [])
+
+
 def _gate(result: GateResult) -> dict[str, Json]:
     return {
         "gate": result.gate,
@@ -136,6 +142,8 @@ def _lines(document: Mapping[str, Json]) -> Iterator[str]:
             f"  evaluated  on {evaluation['mature']:,} mature rows of {evaluation['rows']:,} over {evaluation['days']} "
             f"days; evaluation number {document['looks']} of these months"
         )
+        for item in _maps(document["left_out"]):
+            yield f"  left out   {item['partition']}: {item['reason']}"
         yield from _table(_maps(document["metrics"]))
     gates = _maps(document["gates"])
     if gates:

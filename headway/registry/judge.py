@@ -113,6 +113,7 @@ def judge_version(
     champion: ModelVersion | None,
     try_artifact: Callable[[Path], ArtifactCheck],
     endpoint_id: str | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Judgement:
     """Run every gate that applies to a version, sign each verdict with the gate key, and record it.
 
@@ -126,6 +127,7 @@ def judge_version(
         champion: the version whose scores stand in the evaluation as `champion` (see `champion_of`), None for none.
         try_artifact: loads and tries the artifact in a folder, such as by `python -m trainer.check`.
         endpoint_id: the endpoint whose stable version is the champion; default: the model's own.
+        left_out: partitions of the evaluated month that were refused and are not in it, with the reason.
 
     Raises:
         JudgeRefused: the champion is another one by now, or the evaluation holds other champions' scores.
@@ -156,6 +158,7 @@ def judge_version(
         "scores_digest": scored.digest,
         "report_digest": report.digest,
         "snapshots": sorted(snapshots),
+        "left_out": named_left_out(left_out or {}),
         "looks": looks,
     }
     case = _Case(version, policy, checks.champion, data, (report, scores))
@@ -163,6 +166,11 @@ def judge_version(
     newest = newest_results(services, version)
     results = tuple(_settle(services, keyring, case, parsed, v, newest.get(v.gate)) for v in verdicts)
     return Judgement(results, evaluation, policy, report.digest, looks)
+
+
+def named_left_out(left_out: Mapping[str, str]) -> list[Json]:
+    """Left-out partitions as each verdict names them, in order: whoever weighs a verdict sees what it did not see."""
+    return [{"partition": partition, "reason": left_out[partition]} for partition in sorted(left_out)]
 
 
 def check_proofs(services: Services, version: ModelVersion, snapshots: Sequence[str]) -> tuple[ProofCheck, ...]:

@@ -136,6 +136,7 @@ class Bench:
         folder: Path | None = None,
         check: ArtifactCheck = GOOD,
         declared: PipelineSpec | None = None,
+        left_out: Mapping[str, str] | None = None,
     ) -> Judgement:
         """Evaluate and judge a version against the present champion."""
         return judge_version(
@@ -146,6 +147,7 @@ class Bench:
             folder or self.scores(version, skill),
             snapshots=self.snapshots,
             champion=champion_of(self.services, version),
+            left_out=left_out,
             try_artifact=lambda path: check if (path / "manifest.json").exists() else ArtifactCheck(None, None),
         )
 
