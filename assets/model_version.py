@@ -137,9 +137,9 @@ def _with_intervals(row: Mapping[str, Json]) -> dict[str, object]:
     cells: dict[str, object] = {"model": row["model"]}
     for name in ("auc", "log_loss", "calibration_error", "gain"):
         value, lower, upper = row[name], row[f"{name}_lower"], row[f"{name}_upper"]
-        if isinstance(value, int | float):
-            known = isinstance(lower, int | float) and isinstance(upper, int | float)
-            cells[name] = f"{value:.4f}" + (f" [{lower:.4f}, {upper:.4f}]" if known else "")
+        known = isinstance(lower, int | float) and isinstance(upper, int | float)
+        interval = f" [{lower:.4f}, {upper:.4f}]" if known else ""
+        cells[name] = f"{value:.4f}{interval}" if isinstance(value, int | float) else ""
     return cells
 
 

@@ -7,6 +7,7 @@ Needs Linux: processes are told apart through /proc.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -235,6 +236,10 @@ class LocalLauncher:
                     f"the supervisor of attempt {attempt.run_id}/{attempt.attempt} did not start: {error}",
                     f"see {folder / 'supervisor.log'}",
                 ) from error
+        # Another submitter's supervisor may hold the lock and not have registered yet: ours has left quietly then.
+        deadline = time.monotonic() + START_S
+        while not _was_started(folder) and _is_locked(folder / "lock") and time.monotonic() < deadline:
+            time.sleep(0.02)
         if not _was_started(folder):
             raise LaunchFailed(
                 f"the supervisor of attempt {attempt.run_id}/{attempt.attempt} ended before it registered",
@@ -306,6 +311,21 @@ def _is_stuck(folder: Path, keeper: Mapping[str, Any]) -> bool:
             return False
     process = _supervisor(keeper)
     return process is not None and (silent or process.state == "T")
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether somebody holds the lock of a supervisor."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _was_started(folder: Path) -> bool:
