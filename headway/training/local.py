@@ -7,7 +7,6 @@ Needs Linux: processes are told apart through /proc.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from trainer.events import Event, StreamBroken, last_event, node_folder, now_us,
 from trainer.spec import AttemptSpec, RunSpec, SpecRefused, parse_attempt
 
 START_S = 60.0
+REGISTER_S = 5.0
 KILL_S = 15.0
 # A supervisor that has not beaten for so long is stuck, unless it beats while one looks on for `LOOK_ON_S`.
 STUCK_S = 30.0
@@ -237,8 +237,8 @@ class LocalLauncher:
                     f"see {folder / 'supervisor.log'}",
                 ) from error
         # Another submitter's supervisor may hold the lock and not have registered yet: ours has left quietly then.
-        deadline = time.monotonic() + START_S
-        while not _was_started(folder) and _is_locked(folder / "lock") and time.monotonic() < deadline:
+        deadline = time.monotonic() + REGISTER_S
+        while not _was_started(folder) and time.monotonic() < deadline:
             time.sleep(0.02)
         if not _was_started(folder):
             raise LaunchFailed(
@@ -311,21 +311,6 @@ def _is_stuck(folder: Path, keeper: Mapping[str, Any]) -> bool:
             return False
     process = _supervisor(keeper)
     return process is not None and (silent or process.state == "T")
-
-
-def _is_locked(file: Path) -> bool:
-    """Whether somebody holds the lock of a supervisor."""
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _was_started(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from headway.services import Services
 from headway.training.launch import Launcher, Observation
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
-from trainer.events import StreamBroken
+from trainer.events import StreamBroken, one_line
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, parse_run
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _BATCH = 1_000
 _BEAT_EVERY_US = 5_000_000
 # How long after the ranks' own grace an attempt that was asked to stop may live before it is ended by force.
 _CANCEL_MARGIN_S = 20.0
-_LONGEST_REASON = 2_000
 
 
 @dataclass(frozen=True)
@@ -293,11 +292,6 @@ class Reconciler:
             yield Action(run_id, attempt, "kill", "its processes live on after its end: ending them")
             if not self._dry_run:
                 self._launcher.kill(run_id, attempt)
-
-
-def one_line(text: str) -> str:
-    """A reason as the catalog keeps it: one line of printable text, at most 2,000 characters."""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_REASON]
 
 
 def _keep(services: Services, launcher: Launcher, attempt: Attempt, node: int) -> None:

@@ -17,7 +17,7 @@ from assets import training_run
 from headway.catalog.errors import CatalogBusy
 from headway.loading import load_pipeline
 from headway.training.plan import Overrides, plan_run
-from headway.training.reconcile import Reconciler, one_line
+from headway.training.reconcile import Reconciler
 from headway.training.submit import submit
 
 
@@ -160,11 +160,6 @@ def test_a_damaged_artifact_fails_the_check_of_a_second_ask(bench: TrainingBench
     again = bench.materialize(instance)
     found = {e.check_name: e.passed for e in again.get_asset_check_evaluations()}
     assert not found["finished"]
-
-
-def test_reasons_are_one_line() -> None:
-    assert one_line("bad \x00\n\x1b[31m thing") == "bad    [31m thing"
-    assert len(one_line("x" * 9_000)) == 2_000
 
 
 def test_two_reconcilers_at_once_give_one_next_attempt(bench: TrainingBench) -> None:
