@@ -28,8 +28,8 @@ def command(
     """Walk from a prediction to its version, gates, run, data, and the raw rows that made each feature.
 
     ID is a prediction's id or its first characters. Everything that the prediction rests on is read again and compared
-    with what was recorded: blobs, content digests, the digest of every raw row, the features recomputed from them, and
-    the signatures of gates and promotion.
+    with what was recorded: blobs, content digests, the digest of every raw row, the features recomputed from them, the
+    model's answer to them, and the signatures of gates and promotion.
 
     Exits 1, naming dataset version and row, or statement, when something is not as it was recorded.
     """

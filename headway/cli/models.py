@@ -1,4 +1,4 @@
-"""`headway models`: list, show, compare and verify registered versions."""
+"""`headway models`: list, show, compare, verify and retire registered versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OtherVersion(HeadwayError):
 
 @click.group("models")
 def command() -> None:
-    """List, show, compare and verify registered model versions."""
+    """List, show, compare, verify and retire registered model versions."""
 
 
 @command.command("list")
@@ -149,6 +149,25 @@ def verify(
             click.echo(f"exported to {export}")
     if problems:
         raise SystemExit(1)
+
+
+@command.command("retire")
+@_ID
+@_MODEL
+@click.option("--reason", required=True, help="Why; kept with the version.")
+@click.pass_obj
+def retire(settings: Settings, reference: str, model_id: str | None, reason: str) -> None:
+    """Take a version out of use for ever; refused while an endpoint names it. Its files and evidence stay.
+
+    ID is model@version, a version number with --model, or the first characters of a manifest digest.
+    """
+    from headway.registry.find import find_version
+    from headway.services import open_services
+
+    with open_services(settings) as services:
+        found = find_version(services, reference, model_id)
+        retired = services.catalog.retire_model_version(services.principal, None, found.model_id, found.version, reason)
+    click.echo(f"{retired.model_id}@{retired.version} is retired: it is never promoted again")
 
 
 def _verify_registered(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from headway.artifacts.errors import StoreError
 from headway.catalog.errors import UnknownModel
-from headway.catalog.registry_facts import EndpointEvent, ModelVersion
+from headway.catalog.registry_facts import Attestation, EndpointEvent, ModelVersion
 from headway.registry.dossier import Finding, newest_results
 from headway.registry.dsse import SignatureRefused
 from headway.registry.keys import Trust
@@ -18,7 +18,8 @@ from headway.services import Services
 def audit_promotions(services: Services, trust: Trust) -> list[Finding]:
     """Return one finding per promotion of every endpoint, in order; `problem` is "" where all its signatures verify.
 
-    A key that was revoked since answers for nothing: what it promoted is a problem, most of all while it serves.
+    A key that was revoked since answers for nothing: what it promoted is a problem, most of all while it serves. A
+    signed verdict without a recorded result is a problem of its version.
     """
     found: list[Finding] = []
     for endpoint in services.catalog.endpoints(services.principal):
@@ -27,7 +28,23 @@ def audit_promotions(services: Services, trust: Trust) -> list[Finding]:
                 problems = [f"{f.subject}: {f.problem}" for f in check_promotion(services, trust, event) if f.problem]
                 name = f"{endpoint.endpoint_id} epoch {event.epoch}: {endpoint.model_id}@{event.row.stable}"
                 found.append(Finding(name, "; ".join(problems)))
+    for version in services.catalog.model_versions(services.principal):
+        for attestation in unrecorded_verdicts(services, version):
+            name = f"{version.model_id}@{version.version}: gate statement {attestation.statement_digest}"
+            found.append(Finding(name, "its result is not recorded; judge the version again, which records it"))
     return found
+
+
+def unrecorded_verdicts(services: Services, version: ModelVersion) -> list[Attestation]:
+    """Return the attested gate statements of a version that no gate result names, in the order of attestation."""
+    catalog, principal = services.catalog, services.principal
+    results = catalog.gate_results(principal, version.model_id, version.version)
+    known = {result.statement_digest for result in results}
+    return [
+        attestation
+        for attestation in catalog.attestations(principal, version.manifest_digest)
+        if attestation.predicate_type == GATE_VERDICT and attestation.statement_digest not in known
+    ]
 
 
 def check_promotion(services: Services, trust: Trust, event: EndpointEvent) -> list[Finding]:

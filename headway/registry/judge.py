@@ -18,14 +18,24 @@ from headway.artifacts.store import Blob
 from headway.catalog.registry_facts import GatePolicy, GateResult, GateResultFacts, ModelVersion
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
+from headway.registry.audit import unrecorded_verdicts
 from headway.registry.dossier import newest_results
 from headway.registry.dsse import SignatureRefused
 from headway.registry.evaluation import SCORES_FILE, Evaluation, measure, read_scores
-from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofCheck, evaluate_gates
+from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofCheck, Verdict, evaluate_gates
 from headway.registry.keys import KeyRing
 from headway.registry.policy import Policy, parse_policy, policy_document
 from headway.registry.promote import stable_version
-from headway.registry.statements import GATE_VERDICT, Judged, Signed, open_gate, record, sign_now, signed_at
+from headway.registry.statements import (
+    GATE_VERDICT,
+    Judged,
+    Signed,
+    open_gate,
+    open_statement,
+    record,
+    sign_now,
+    signed_at,
+)
 from headway.registry.trial import try_stored
 from headway.services import Services
 
@@ -153,6 +163,7 @@ def judge_version(
     )
     report = services.store.put_bytes(canonical_json(evaluation.to_json()), "application/json")
     scores = services.store.put_file(folder / SCORES_FILE, _PARQUET)
+    _record_left_over(services, keyring, version)
     looks = count_looks(services, version, scored.digest)
     data: dict[str, Json] = {
         "scores_digest": scored.digest,
@@ -215,6 +226,32 @@ def _require_champion(
             f"{_name(version)} was evaluated against {names[0]}, and {names[1]} is stable now",
             "evaluate it again against the stable version",
         )
+
+
+def _record_left_over(services: Services, keyring: KeyRing, version: ModelVersion) -> None:
+    """Record the results of verdicts that were signed before a judgement was cut off; newer ones follow them."""
+    for attestation in unrecorded_verdicts(services, version):
+        signed = Signed(services.store.get_bytes(attestation.envelope_digest), attestation.created_at)
+        try:
+            said = open_statement(signed, keyring.trust(), "gate", GATE_VERDICT, version.manifest_digest).predicate
+        except SignatureRefused:
+            continue  # It proves nothing, and `headway fsck` names it.
+        if (said.get("model"), said.get("version")) == (version.model_id, version.version):
+            services.catalog.record_gate_result(
+                services.principal,
+                None,
+                GateResultFacts(
+                    model_id=version.model_id,
+                    version=version.version,
+                    gate=str(said["gate"]),
+                    verdict=cast("Verdict", said["verdict"]),
+                    reason=str(said["reason"]),
+                    metrics=cast("Mapping[str, Json]", said["metrics"]),
+                    policy_version=cast("int", said["policy_version"]),
+                    statement_digest=attestation.statement_digest,
+                    artifact_digest=version.manifest_digest,
+                ),
+            )
 
 
 def _settle(

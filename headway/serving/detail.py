@@ -1,9 +1,9 @@
 """What is kept beside recorded predictions: requests, feature values, and the digest of every raw row within reach.
 
 One document per batch, a manifest in the store: `inputs.json` (the pinned dataset versions of each group of rows, and
-the digests of contract, code and model), `requests.parquet` (with the group of each row), `values.parquet`, and per
-dataset version the 32-byte digests of its rows in stored order. The content digest names a version as a whole; the row
-digests say which row was altered when it no longer holds.
+the digests of contract, code and model), `requests.parquet` (with the group of each row), `values.parquet`,
+`outputs.json` (what was answered, row by row), and per dataset version the 32-byte digests of its rows in stored order.
+The content digest names a version as a whole; the row digests say which row was altered when it no longer holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.services import Services
 from headway.serving.features import ComputedRequests
 from trainer.blobs import Json, canonical_json
 
-FORMAT = "headway.prediction/1"
+FORMAT = "headway.prediction/2"
 GROUP = "__group"
 DIGEST_BYTES = 32
 
@@ -69,12 +69,16 @@ class DetailGroup:
 
 @dataclass(frozen=True)
 class Detail:
-    """A stored document, read back. `requests` has a last column with the index of each row's group."""
+    """A stored document, read back. `requests` has a last column with the index of each row's group.
+
+    `outputs` holds what was answered to each row.
+    """
 
     facts: Mapping[str, Any]
     groups: tuple[DetailGroup, ...]
     requests: pa.Table
     values: pa.Table
+    outputs: tuple[Json, ...]
 
     def group_rows(self, group: int) -> list[int]:
         """Positions of the rows of a group, in the order in which they were computed."""
@@ -98,9 +102,21 @@ def verified_inputs(services: Services, computed: ComputedRequests) -> RowDigest
 
 
 def put_detail(
-    services: Services, computed: ComputedRequests, digests: RowDigests, facts: Mapping[str, Json]
+    services: Services,
+    computed: ComputedRequests,
+    digests: RowDigests,
+    facts: Mapping[str, Json],
+    outputs: Sequence[Json],
 ) -> tuple[str, tuple[Blob, ...]]:
-    """Store the document of a batch with the digests that `verified_inputs` gave; its digest, and all of its blobs."""
+    """Store the document of a batch: its digest, and all of its blobs.
+
+    Args:
+        services: the store.
+        computed: requests and feature values.
+        digests: what `verified_inputs` gave.
+        facts: who answered, with what.
+        outputs: what was answered, in the order of the requests.
+    """
     rows = {key: services.store.put_bytes(b"".join(found)) for key, found in digests.items()}
     groups: list[Json] = [_group_document(group.partition, group.inputs, rows) for group in computed.groups]
     requests = computed.requests.append_column(GROUP, pa.array(computed.group_of()))
@@ -109,6 +125,7 @@ def put_detail(
         "inputs.json": services.store.put_bytes(inputs, "application/json"),
         "requests.parquet": services.store.put_bytes(parquet_bytes(requests), "application/vnd.apache.parquet"),
         "values.parquet": services.store.put_bytes(parquet_bytes(computed.values), "application/vnd.apache.parquet"),
+        "outputs.json": services.store.put_bytes(canonical_json(list(outputs)), "application/json"),
     }
     named |= {f"row_digests/{dataset}/{version}": blob for (dataset, version), blob in rows.items()}
     entries = tuple(manifest_entry(name, blob) for name, blob in named.items())
@@ -131,10 +148,11 @@ def read_detail(services: Services, digest: str) -> Detail:
         for g in facts.pop("groups")
     )
     tables = [pq.read_table(io.BytesIO(parts[n])) for n in ("requests.parquet", "values.parquet")]
-    return Detail(facts, groups, tables[0], tables[1])
+    outputs: list[Json] = json.loads(parts["outputs.json"])
+    return Detail(facts, groups, tables[0], tables[1], tuple(outputs))
 
 
-_PARTS = ("inputs.json", "requests.parquet", "values.parquet")
+_PARTS = ("inputs.json", "requests.parquet", "values.parquet", "outputs.json")
 
 
 def _row_digests(services: Services, version: DatasetVersion) -> list[bytes]:

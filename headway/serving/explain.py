@@ -2,8 +2,8 @@
 
 Everything that the prediction rests on is read again and compared with what was recorded then: the bytes of every blob,
 the content digest of every dataset version within reach, the digest of every raw row, the features recomputed from
-them, and the signatures of gates and promotion. What does not hold is a problem that names the dataset version and the
-row, or the statement.
+them, the answer that the model gives to those features, and the signatures of gates and promotion. What does not hold
+is a problem that names the dataset version and the row, or the statement, or both values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.features.assemble import companions
 from headway.features.clocks import clock_of
 from headway.features.contract import code_digest, contract_digest
 from headway.features.inputs import PinnedInputs, PinnedVersion
-from headway.features.plan import FeaturePlan, compile_plan
+from headway.features.plan import Cells, FeaturePlan, compile_plan
 from headway.features.snapshot import SnapshotBuilder
 from headway.loading import Pipeline
 from headway.registry.audit import check_promotion, check_verdicts
@@ -38,9 +38,10 @@ from headway.registry.keys import Trust
 from headway.services import Services
 from headway.serving.detail import GROUP, Detail, DetailGroup, PinnedRows, read_detail
 from headway.serving.features import without_outcome
-from headway.serving.predict import FeaturesDiffer
+from headway.serving.predict import FeaturesDiffer, Score
 from headway.serving.rawrows import Selection, select_rows
 from headway.serving.reread import Problem, ReadVersion, Walk, identity_of, read_inputs
+from headway.serving.scoring import score_rows
 
 ROWS_SHOWN = 20
 
@@ -128,6 +129,7 @@ def explain(
     prediction_id: str,
     feature: str | None = None,
     shown: int = ROWS_SHOWN,
+    score: Score = score_rows,
 ) -> Explanation:
     """Walk from a prediction to the raw rows of its features, reading everything again.
 
@@ -138,6 +140,7 @@ def explain(
         prediction_id: a prediction's id, or its first characters.
         feature: only this one's rows; None: all.
         shown: raw rows listed per feature; all are counted and digested.
+        score: gives the version's probability of each row of feature values.
 
     Raises:
         UnclearPrediction: no or several predictions.
@@ -159,9 +162,14 @@ def explain(
     detail = _detail(walk, prediction, version)
     group, index = _group_of(detail, prediction)
     reads = read_inputs(walk, group)
+    again: _Recomputed | None = None
     origins: tuple[FeatureOrigin, ...] = ()
     if detail is not None and group is not None and reads is not None:
-        origins = tuple(_origins(walk, prediction, detail, group, index, reads, feature, shown))
+        again = _recompute(walk, prediction, detail, group, index, reads)
+        origins = tuple(_origins(walk.pipeline.spec, again, index, reads, feature, shown))
+    if detail is not None:
+        row = detail.values.slice(prediction.row, 1) if again is None else again.row
+        _check_output(walk, prediction, version, detail, row, score)
     return Explanation(
         prediction=prediction,
         request=_request(detail, prediction),
@@ -295,17 +303,39 @@ def _request(detail: Detail | None, prediction: Prediction) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != GROUP}
 
 
-def _origins(
-    walk: Walk,
-    prediction: Prediction,
-    detail: Detail,
-    group: DetailGroup,
-    index: int,
-    reads: list[ReadVersion],
-    only: str | None,
-    shown: int,
-) -> Iterator[FeatureOrigin]:
-    """Recompute the prediction's group from what was read again, compare, and list the rows of each feature."""
+def _check_output(
+    walk: Walk, prediction: Prediction, version: ModelVersion, detail: Detail, row: pa.Table, score: Score
+) -> None:
+    """What the catalog says was answered, what the document recorded, and what the model answers now, to the bit."""
+    place = f"prediction {prediction.prediction_id}, output"
+    recorded = detail.outputs[prediction.row]
+    if recorded != prediction.output:
+        walk.report(place, f"the catalog says {prediction.output}, recorded was {recorded}")
+    said = recorded.get("probability") if isinstance(recorded, Mapping) else None
+    try:
+        now = float(score(walk.services, version, row)[0])
+    except HeadwayError as error:
+        walk.report(place, f"it cannot be scored again: {error.message}")
+        return
+    if now != said:
+        walk.report(place, f"{version.model_id}@{version.version} answers {now!r}, recorded was {said!r}")
+
+
+@dataclass(frozen=True)
+class _Recomputed:
+    """A prediction's group, computed again: `row` is the prediction's own, `tables` the rows of each source."""
+
+    plan: FeaturePlan
+    row: pa.Table
+    labels: pa.Table
+    cells: Mapping[str, Cells]
+    tables: Mapping[str, pa.Table]
+
+
+def _recompute(
+    walk: Walk, prediction: Prediction, detail: Detail, group: DetailGroup, index: int, reads: list[ReadVersion]
+) -> _Recomputed:
+    """Compute the prediction's group from what was read again, and compare."""
     spec = walk.pipeline.spec
     released: dict[str, list[PinnedVersion]] = {s: [] for s in _sources_of(spec)}
     for read in reads:
@@ -320,10 +350,17 @@ def _origins(
     if [f"sha256:{d.hex()}" for d in row_digests(again)] != [prediction.feature_row_digest]:
         _report_features(walk, prediction, again, detail.values.slice(prediction.row, 1))
     tables = {s: _table_of(spec, s, reads) for s in released}
-    chosen = select_rows(spec, plan, labels.inputs, index, tables, computed.cells)
+    return _Recomputed(plan, again, labels.inputs, computed.cells, tables)
+
+
+def _origins(
+    spec: PipelineSpec, again: _Recomputed, index: int, reads: list[ReadVersion], only: str | None, shown: int
+) -> Iterator[FeatureOrigin]:
+    """The rows of each feature."""
+    chosen = select_rows(spec, again.plan, again.labels, index, again.tables, again.cells)
     for name in spec.feature_names():
         if only in (None, name):
-            yield _origin(spec, plan, name, again, chosen.get(name), tables, reads, shown)
+            yield _origin(spec, again.plan, name, again.row, chosen.get(name), again.tables, reads, shown)
 
 
 def _sources_of(spec: PipelineSpec) -> list[str]:

@@ -235,7 +235,10 @@ def _record(
         "endpoint_id": endpoint.endpoint_id,
         "endpoint_epoch": endpoint.epoch,
     }
-    detail, blobs = put_detail(services, computed, digests, facts)
+    outputs: list[dict[str, Json]] = [
+        {"probability": answer.probability, "degraded": list(answer.degraded)} for answer in answers
+    ]
+    detail, blobs = put_detail(services, computed, digests, facts, outputs)
     features, asked = row_digests(computed.values), row_digests(computed.requests)
     latency = int((perf_counter() - started) * 1_000_000)
     records = tuple(
@@ -245,7 +248,7 @@ def _record(
             feature_status=answer.feature_status,
             feature_row_digest=f"sha256:{features[row].hex()}",
             request_digest=f"sha256:{asked[row].hex()}",
-            output={"probability": answer.probability, "degraded": list(answer.degraded)},
+            output=outputs[row],
             arm="stable",
             status=answer.status,
             latency_us=latency,

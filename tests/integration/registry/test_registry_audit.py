@@ -10,6 +10,7 @@ from support.registry_bench import MODEL, Bench, open_bench
 from headway.catalog.registry_facts import GateResultFacts, ModelVersion, PromotionEvidence
 from headway.registry.audit import audit_promotions, check_verdicts
 from headway.registry.dossier import newest_results
+from headway.registry.policy import GATES
 from headway.registry.promote import promote, rollback
 from headway.registry.statements import GATE_VERDICT, PROMOTION, record, sign_now
 
@@ -85,3 +86,28 @@ def test_a_recorded_verdict_that_its_statement_does_not_say_is_found(bench: Benc
     problems = {f.subject: f.problem for f in check_verdicts(bench.services, trust, version) if f.problem}
     assert list(problems) == ["gate contract"]
     assert "its statement says" in problems["gate contract"]
+
+
+class _Killed(Exception):
+    pass
+
+
+def test_a_verdict_that_was_signed_and_not_recorded_is_found_and_recorded_by_the_next_judgement(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = bench.version()
+
+    def killed(*_: object) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.services.catalog, "record_gate_result", killed)
+        with pytest.raises(_Killed):
+            bench.judge(version, {"candidate": 0.2})
+    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    assert found.subject.startswith("delay@1: gate statement sha256:")
+    assert "not recorded" in found.problem
+    bench.judge(version)
+    assert audit_promotions(bench.services, bench.keyring.trust()) == []
+    results = bench.services.catalog.gate_results(ALICE, MODEL, 1)
+    assert [r.verdict for r in results if r.gate == GATES[0]] == ["fail", "pass"]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,11 @@ from headway.catalog import DatasetVersion
 from headway.catalog.facts import blob_documents
 from headway.datasets.digest import content_digest
 from headway.datasets.rows import ROWS_ENTRY
+from headway.registry.keys import KeyRing
+from headway.serving.explain import explain
 from headway.serving.scoring import score_rows
+
+pytestmark = pytest.mark.usefixtures("served", "scored_here")
 
 
 def test_every_score_of_a_period_equals_the_snapshot_path_to_the_last_bit(served: Served) -> None:
@@ -240,6 +245,45 @@ def test_a_row_that_only_another_prediction_used_fails_too(served: Served, tmp_p
     assert result.exit_code == 1
     problems = json.loads(result.stdout)["problems"]
     assert any("rows, recorded are" in p["message"] for p in problems), problems
+
+
+def _alter_output(bench: Workbench, prediction_id: str, probability: float) -> None:
+    """Change an answer in the catalog, behind its back."""
+    with sqlite3.connect(bench.home / "catalog.db") as database:
+        triggers = database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'prediction'"
+        ).fetchall()
+        for (name,) in triggers:
+            database.execute(f'DROP TRIGGER "{name}"')
+        said = json.dumps({"probability": probability, "degraded": []})
+        where = (said, prediction_id)
+        assert database.execute("UPDATE prediction SET output = ? WHERE prediction_id = ?", where).rowcount == 1
+
+
+def test_an_altered_answer_fails_the_explanation_and_both_values_are_named(served: Served, tmp_path: Path) -> None:
+    bench = served.copied(tmp_path)
+    answer = served.answers[0]
+    _alter_output(bench, answer["prediction_id"], 0.987654321)
+    result = bench.run("explain", answer["prediction_id"], "-p", str(bench.folder), "--json")
+    assert result.exit_code == 1, result.output
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem["place"] == f"prediction {answer['prediction_id']}, output"
+    assert "0.987654321" in problem["message"]
+    assert repr(answer["probability"]) in problem["message"]
+
+
+def test_an_answer_that_the_model_does_not_give_again_fails_the_explanation(served: Served) -> None:
+    """One bit off is off."""
+    answer = served.answers[0]
+    other = np.nextafter(answer["probability"], 1.0)
+    with opened(served.bench) as services:
+        trust = KeyRing(served.bench.home / "keys").trust()
+        pipeline = pipeline_of(served.bench)
+        found = explain(services, pipeline, trust, answer["prediction_id"], score=lambda *_: np.array([other]))
+    (problem,) = found.problems
+    assert problem.place == f"prediction {answer['prediction_id']}, output"
+    assert repr(float(other)) in problem.message
+    assert repr(answer["probability"]) in problem.message
 
 
 def test_other_features_than_the_versions_are_never_computed(served: Served, tmp_path: Path) -> None:
