@@ -264,7 +264,7 @@ class UnknownModel(CatalogError):
 
     def __init__(self, model_id: str, version: int | None = None) -> None:
         what = f"model {model_id!r}" if version is None else f"version {version} of model {model_id!r}"
-        super().__init__(f"there is no {what}", "list them: headway models")
+        super().__init__(f"there is no {what}", "list them: headway models list")
         self.model_id, self.version = model_id, version
 
 

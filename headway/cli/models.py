@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from headway.services import Services
 
 _ID = click.argument("reference", metavar="ID")
-_MODEL = click.option("--model", "-m", "model_id", help="The model, when ID is a version number alone.")
+_MODEL = click.option("--model", "-m", "model_id", help="The model, when ID is a number alone.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_BUNDLE = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 class OtherVersion(HeadwayError):
@@ -52,7 +53,7 @@ def list_(settings: Settings, model_id: str | None, as_json: bool) -> None:
             f"{row['model']}@{row['version']}  {row['kind']:<8}  {row['as_of']}  {row['manifest_digest'][:19]}  "
             f"{row['standing']}{'; ' + places if places else ''}"
         )
-    click.echo(f"{len(rows)} versions")
+    click.echo(f"{len(rows)} version{'' if len(rows) == 1 else 's'}")
 
 
 @command.command("show")
@@ -63,7 +64,7 @@ def list_(settings: Settings, model_id: str | None, as_json: bool) -> None:
 def show(settings: Settings, reference: str, model_id: str | None, as_json: bool) -> None:
     """Show a version's card: metrics beside the baselines with intervals, gates, cost, lineage.
 
-    ID is model@version, a version number with --model, or the first characters of a manifest digest.
+    ID is model@version, a version number, or the first characters of a manifest digest.
     """
     from headway.registry.card import card, card_lines
     from headway.registry.find import find_version
@@ -83,7 +84,9 @@ def show(settings: Settings, reference: str, model_id: str | None, as_json: bool
 @_JSON
 @click.pass_obj
 def compare(settings: Settings, references: tuple[str, ...], model_id: str | None, as_json: bool) -> None:
-    """Compare versions by their own evaluations; says when those were not on the same months."""
+    """Compare two or more versions by their own evaluations; says when those were not on the same months."""
+    if len(references) < 2:
+        raise click.UsageError("name two versions or more to compare; `headway models show` shows one")
     from headway.registry.find import find_version
     from headway.services import open_services
 
@@ -106,7 +109,7 @@ def compare(settings: Settings, references: tuple[str, ...], model_id: str | Non
 @command.command("verify")
 @_ID
 @_MODEL
-@click.option("--bundle", type=_FOLDER, help="Check this exported bundle, offline, instead of the catalog's version.")
+@click.option("--bundle", type=_BUNDLE, help="Check this exported bundle, offline, instead of the catalog's version.")
 @click.option("--export", type=_FOLDER, help="Write the version with its evidence as a bundle into this new folder.")
 @click.option(
     "--keys",
@@ -126,7 +129,7 @@ def verify(
 ) -> None:
     """Check every file and signed statement of a version with public keys only. Exits 1 when something does not hold.
 
-    ID is model@version, a version number with --model, or the first characters of a manifest digest. With --bundle,
+    ID is model@version, a version number, or the first characters of a manifest digest. With --bundle,
     neither catalog nor store nor network is used.
     """
     if bundle is not None and export is not None:
@@ -159,7 +162,7 @@ def verify(
 def retire(settings: Settings, reference: str, model_id: str | None, reason: str) -> None:
     """Take a version out of use for ever; refused while an endpoint names it. Its files and evidence stay.
 
-    ID is model@version, a version number with --model, or the first characters of a manifest digest.
+    ID is model@version, a version number, or the first characters of a manifest digest.
     """
     from headway.registry.find import find_version
     from headway.services import open_services
@@ -178,9 +181,10 @@ def _verify_registered(
     from headway.registry.find import find_version
     from headway.services import open_services
 
-    trust, source = _trust(settings, keys, None)
     with open_services(settings) as services:
-        dossier = collect_dossier(services, find_version(services, reference, model_id))
+        version = find_version(services, reference, model_id)
+        trust, source = _trust(settings, keys, None)
+        dossier = collect_dossier(services, version)
         checked, files = verify_stored(services.store, dossier, trust)
         if export is not None and checked.manifest is not None:
             write_bundle(services.store, dossier, checked.manifest, trust, export)
@@ -238,7 +242,8 @@ def _print_verification(document: dict[str, Any]) -> None:
         click.echo(f"  {'ok' if problem is None else 'PROBLEM':<8}{subject}{'' if problem is None else ': ' + problem}")
     unpassed = [f"{gate} {verdict}" for gate, verdict in document["gates"].items() if verdict != "pass"]
     if document["problems"]:
-        click.echo(f"NOT verified: {len(document['problems'])} problems")
+        count = len(document["problems"])
+        click.echo(f"NOT verified: {count} problem{'' if count == 1 else 's'}")
     else:
         click.echo(f"verified; {'not eligible: ' + ', '.join(unpassed) if unpassed else 'every gate passed'}")
 

@@ -44,8 +44,8 @@ _CHUNK = 1 << 20
 class BundleRefused(HeadwayError):
     """A folder that is no bundle, or that stands in the way of one."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(f"bundle: {message}", "export it again: `headway models verify ID --export DIR`")
+    def __init__(self, message: str, remedy: str = "export it again: `headway models verify ID --export DIR`") -> None:
+        super().__init__(f"bundle: {message}", remedy)
 
 
 def write_bundle(store: LocalStore, dossier: Dossier, manifest: Manifest, trust: Trust, folder: Path) -> None:
@@ -56,7 +56,7 @@ def write_bundle(store: LocalStore, dossier: Dossier, manifest: Manifest, trust:
         StoreError: a file is not in the store as the manifest says.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BundleRefused(f"{folder} exists and is not an empty folder")
+        raise BundleRefused(f"{folder} exists and is not an empty folder", "name a new folder")
     statements = folder / "statements"
     statements.mkdir(parents=True, exist_ok=True)
     for entry in manifest.entries:

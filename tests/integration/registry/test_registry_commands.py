@@ -88,7 +88,16 @@ def test_a_version_is_named_in_three_ways(bench: Bench, reference: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"), [("delay@9", "delay"), ("nothing", "names no version"), ("", "names no version")]
+    ("reference", "said"),
+    [
+        ("delay@9", "delay"),
+        ("delay@" + "9" * 40, "names no version"),
+        ("delay@0", "names no version"),
+        ("delay@\u0663", "names no version"),
+        ("9", "no version 9"),
+        ("nothing", "names no version"),
+        ("", "names no version"),
+    ],
 )
 def test_a_name_that_fits_nothing_is_one_line_with_a_remedy(bench: Bench, reference: str, said: str) -> None:
     bench.version()
@@ -97,6 +106,43 @@ def test_a_name_that_fits_nothing_is_one_line_with_a_remedy(bench: Bench, refere
     assert said in result.stderr
     assert "; " in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_number_alone_is_a_version_of_the_only_model(bench: Bench) -> None:
+    bench.version(1)
+    assert _json(bench, "models", "show", "1")["version"] == 1
+    bench.version(2, model_id="other")
+    several = _run(bench, "models", "show", "1")
+    assert (several.exit_code, "a version of 2 models" in several.stderr) == (2, True)
+    assert _json(bench, "models", "show", "1", "--model", "other")["model"] == "other"
+
+
+def test_comparing_asks_for_two_versions(bench: Bench) -> None:
+    bench.version(1)
+    result = _run(bench, "models", "compare", "delay@1")
+    assert (result.exit_code, "two versions or more" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["delay@1"], "no version 1"),
+        (["0123456789"], "names no version"),
+        (["delay@1", "--bundle", "/nowhere/bundle"], "'/nowhere/bundle' does not exist"),
+    ],
+)
+def test_verifying_what_is_not_there_says_what_is_missing(bench: Bench, arguments: list[str], said: str) -> None:
+    result = _run(bench, "models", "verify", *arguments)
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    assert "public keys" not in result.stderr
+
+
+def test_an_export_into_a_folder_with_something_asks_for_a_new_one(bench: Bench, tmp_path: Path) -> None:
+    bench.judge(bench.version(1))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note").touch()
+    result = _run(bench, "models", "verify", "delay@1", "--export", str(tmp_path / "full"))
+    assert (result.exit_code, result.stderr.endswith("; name a new folder\n")) == (2, True), result.stderr
 
 
 def test_versions_compare_by_gains_and_say_when_months_differ(bench: Bench) -> None:
@@ -149,7 +195,7 @@ def test_verify_checks_where_it_is_registered(bench: Bench) -> None:
     path.write_bytes(b"changed")
     result = _run(bench, "models", "verify", "delay@1")
     assert result.exit_code == 1
-    assert "NOT verified: 1 problems" in result.output
+    assert "NOT verified: 1 problem\n" in result.output
 
 
 def test_a_refused_version_verifies_and_is_not_eligible(bench: Bench) -> None:
