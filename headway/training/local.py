@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -355,7 +356,7 @@ def _write_once(path: Path, content: bytes) -> None:
         LaunchRefused: it exists with other content.
     """
     if not path.exists():
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
