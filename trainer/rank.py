@@ -219,7 +219,7 @@ def final_metrics(progress: Progress, counts: Mapping[str, int]) -> dict[str, Js
         "epochs": len(progress.history),
         "steps": progress.step,
         "samples": progress.samples,
-        **{f"rows_{name}": count for name, count in counts.items()},
+        **{"rows" if name == "rows" else f"rows_{name}": count for name, count in counts.items()},
     }
 
 
