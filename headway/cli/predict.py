@@ -64,7 +64,7 @@ def command(
     from headway.registry.keys import KeyRing
     from headway.services import open_services
     from headway.serving.predict import predict
-    from headway.serving.requests import read_requests
+    from headway.serving.requests import RequestsRefused, read_requests
 
     if endpoint is not None and wanted is not None:
         raise click.UsageError("give --endpoint or --version, not both")
@@ -73,7 +73,11 @@ def command(
         pipeline = None if reference is None else load_pipeline(reference)
         target = _target(services, KeyRing(settings.home / "keys"), pipeline, endpoint, wanted)
         pipeline = pipeline or load_pipeline(target.version.facts.pipeline)
-        answers = predict(services, pipeline, read_requests(file, pipeline.spec), target)
+        requests = read_requests(file, pipeline.spec)
+        try:
+            answers = predict(services, pipeline, requests, target)
+        except RequestsRefused as error:
+            raise RequestsRefused(file.name, error.problems) from error
     if output is not None:
         _write(output, answers)
     _show(answers, as_json, output)

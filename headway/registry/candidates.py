@@ -26,7 +26,7 @@ from headway.features.reading import read_values
 from headway.loading import Pipeline
 from headway.registry.contract import contract_hash, registered_contract
 from headway.registry.dossier import check_dossier, collect_dossier
-from headway.registry.evaluation import SCORES_FILE, kept_columns, rate_columns
+from headway.registry.evaluation import PARTITION, SCORES_FILE, kept_columns, rate_columns
 from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import Judgement, champion_of, judge_version, named_left_out, set_policy
 from headway.registry.provenance import sign_provenance
@@ -328,7 +328,10 @@ class _Evaluation:
             f"evaluated: {report['labelled_rows']:,} labelled rows; seconds "
             + ", ".join(f"{part} {seconds:.1f}" for part, seconds in report["seconds"].items())
         )
-        return pq.read_table(output / SCORES_FILE)
+        table = pq.read_table(output / SCORES_FILE)
+        # One file of rows per snapshot, in this order: each row's own partition, which is its block when it is a day.
+        keys = [s.partition for s in self._snapshots for _ in range(s.rows)]
+        return table.append_column(PARTITION, pa.array(keys, pa.string()))
 
     def _values_path(self, snapshot: FeatureSnapshot) -> Path:
         entry: ManifestEntry = read_manifest(self._services.store, snapshot.manifest_digest).entry(VALUES_ENTRY)

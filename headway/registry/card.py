@@ -11,6 +11,7 @@ from headway.registry.judge import evaluation_report
 from headway.services import Services
 
 METRICS = ("auc", "log_loss", "calibration_error")
+_EVALUATION = ("rows", "mature", "positives", "days", "bootstrap")
 _FIRST = ("candidate", "champion")
 
 
@@ -28,7 +29,9 @@ def card(services: Services, version: ModelVersion) -> dict[str, Json]:
         "registered_at": _instant(version.created_at),
         "standing": standing(services, version),
         "endpoints": cast("Json", serving(services, version)),
-        "evaluation": None if report is None else {n: report[n] for n in ("rows", "mature", "positives", "days")},
+        "evaluation": None
+        if report is None
+        else {n: report[n] for n in ("rows", "mature", "positives", "days", "bootstrap")},
         "looks": max((int(str(r.metrics.get("looks", 0))) for r in results.values()), default=0),
         "left_out": _left_out(results),
         "metrics": cast("Json", card_rows(services, version)),

@@ -6,7 +6,7 @@ resampled days.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -39,6 +39,7 @@ CANDIDATE = "candidate"
 CHAMPION = "champion"
 HISTORICAL_RATE = "historical_rate"
 SCORES_FILE = "scores.parquet"
+PARTITION = "__partition"
 MISSING = "(missing)"
 # One fixed seed: a seed that could be chosen is one more way to look until it fits.
 SEED = 20130101
@@ -56,7 +57,7 @@ class EvaluationRefused(HeadwayError):
 class ScoredRows:
     """The mature rows of an evaluation; arrays are [n] in one order.
 
-    `rows` counts all rows, mature or not. `day` is days since 1970 in the label source's zone. `segments` holds the
+    `rows` counts all rows, mature or not. `day` is days since 1970, and `blocks` says of what. `segments` holds the
     value of each declared column as text.
     """
 
@@ -66,6 +67,7 @@ class ScoredRows:
     day: NDArray[np.int64]
     scores: Mapping[str, Floats]
     segments: Mapping[str, NDArray[np.object_]]
+    blocks: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Evaluation:
     mature: int
     positives: int
     days: int
+    blocks: str
     resamples: int
     confidence: float
     metrics: Mapping[str, Mapping[str, Interval | None]]
@@ -108,7 +111,7 @@ class Evaluation:
             "positives": self.positives,
             "days": self.days,
             "bootstrap": {
-                "blocks": "days",
+                "blocks": self.blocks,
                 "resamples": self.resamples,
                 "confidence": self.confidence,
                 "seed": SEED,
@@ -148,9 +151,15 @@ def read_scores(folder: Path, spec: PipelineSpec) -> ScoredRows:
         raise EvaluationRefused(f"{path} is not there")
     table = pq.read_table(path)
     names = table.column_names
-    for name in (*kept_columns(spec), "label", f"score_{CANDIDATE}"):
+    daily = partitioned_daily(spec)
+    for name in (*kept_columns(spec), "label", f"score_{CANDIDATE}", *((PARTITION,) if daily else ())):
         if names.count(name) != 1:
             raise EvaluationRefused(f"column {name!r} stands {names.count(name)} times in {SCORES_FILE}, not once")
+    daily = partitioned_daily(spec)
+    if daily and names.count(PARTITION) != 1:
+        raise EvaluationRefused(
+            f"column {PARTITION!r} stands {names.count(PARTITION)} times in {SCORES_FILE}, not once"
+        )
     labels = _floats(table, "label")
     if not np.isin(labels[~np.isnan(labels)], (0.0, 1.0)).all():
         raise EvaluationRefused("a label is neither 0 nor 1")
@@ -161,9 +170,10 @@ def read_scores(folder: Path, spec: PipelineSpec) -> ScoredRows:
         digest=digest_file(path),
         rows=len(table),
         labels=labels[mature],
-        day=_days(table, spec)[mature],
+        day=(_partition_days(table) if daily else _days(table, spec))[mature],
         scores={name: _floats(table, f"score_{name}")[mature] for name in scored},
         segments={column: _texts(table, column)[mature] for column in columns},
+        blocks="label partition, daily" if daily else f"observation day in {_zone(spec)}",
     )
 
 
@@ -184,6 +194,7 @@ def measure(scored: ScoredRows, policy: Policy) -> Evaluation:
         mature=len(scored.labels),
         positives=int(scored.labels.sum()),
         days=len(present),
+        blocks=scored.blocks,
         resamples=policy.resamples,
         confidence=policy.confidence,
         metrics=metrics,
@@ -259,14 +270,33 @@ def _texts(table: "pa.Table", name: str) -> NDArray[np.object_]:
     return np.asarray(texts, dtype=np.object_)
 
 
-def _days(table: "pa.Table", spec: PipelineSpec) -> NDArray[np.int64]:
+def partitioned_daily(spec: PipelineSpec) -> bool:
+    """Whether label rows belong to a day of their own, which then is their block; else it is the observation's day."""
     partition = spec.sources[spec.label.source].partition
-    zone = ZoneInfo("UTC" if partition is None else partition.zone)
+    return partition is not None and partition.cadence == "daily"
+
+
+def _zone(spec: PipelineSpec) -> str:
+    partition = spec.sources[spec.label.source].partition
+    return "UTC" if partition is None else partition.zone
+
+
+def _partition_days(table: "pa.Table") -> NDArray[np.int64]:
+    keys, back = np.unique(np.asarray(table.column(PARTITION).to_pylist(), dtype=np.str_), return_inverse=True)
+    try:
+        days = [(date.fromisoformat(str(key)) - date(1970, 1, 1)).days for key in keys]
+    except ValueError as error:
+        raise EvaluationRefused(f"a partition is no day: {error}") from error
+    return np.asarray(days, dtype=np.int64)[back]
+
+
+def _days(table: "pa.Table", spec: PipelineSpec) -> NDArray[np.int64]:
+    zone = ZoneInfo(_zone(spec))
     column = table.column(spec.label.observation_time)
     if column.null_count:
         raise EvaluationRefused(f"{column.null_count} rows have no {spec.label.observation_time}")
     moments = np.asarray(column.cast("timestamp[us]").cast("int64").to_numpy(), dtype=np.int64)
     unique, back = np.unique(moments, return_inverse=True)
-    dates = [datetime.fromtimestamp(int(m) / 1_000_000, UTC).astimezone(zone).date() for m in unique]
+    local = [datetime.fromtimestamp(int(m) / 1_000_000, UTC).astimezone(zone).date() for m in unique]
     epoch = datetime(1970, 1, 1, tzinfo=UTC).date()
-    return np.asarray([(date - epoch).days for date in dates], dtype=np.int64)[back]
+    return np.asarray([(found - epoch).days for found in local], dtype=np.int64)[back]

@@ -254,11 +254,14 @@ def _by_partition(spec: PipelineSpec, inputs: pa.Table) -> Iterator[tuple[str, N
     column = declared.column if known else spec.label.observation_time
     times, _ = instants(inputs.column(column), column)
     assigned = scheme.assign(times)
+    fields = {f.column: name for name, f in serving_of(spec).request.items() if f.column}
+    field = fields.get(column, serving_of(spec).observed)
+    says = "{}" if column in fields else "the prediction is asked for as of {}, which"
     problems = [
         RequestProblem(
             int(i) + 1,
-            column,
-            f"{iso(int(times[i]))} is outside the calendar of {spec.label.source}",
+            field,
+            f"{says.format(iso(int(times[i])))} is outside the calendar of {spec.label.source}",
             f"it starts at {scheme.start}" + (f" and ends before {scheme.end}" if scheme.end else ""),
         )
         for i in np.flatnonzero(assigned.code < 0)
@@ -313,18 +316,3 @@ def _freshness(
             yield Freshness(time, age, "stale" if incomplete else "fresh", incomplete, incomplete)
         else:
             yield Freshness(time, age, "missing", Reason(reasons[row]).name.lower(), incomplete)
-
-
-__all__ = [
-    "PARTITION_NOT_READ",
-    "WATERMARK_BEHIND",
-    "ComputedRequests",
-    "Freshness",
-    "InputQuarantined",
-    "RequestGroup",
-    "Status",
-    "as_kept",
-    "compute_features",
-    "label_inputs",
-    "without_outcome",
-]

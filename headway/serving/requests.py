@@ -62,7 +62,8 @@ class RequestsRefused(HeadwayError):
         lines = [f"{p}; {p.remedy}" for p in self.problems[:_LISTED]]
         left = len(self.problems) - _LISTED
         more = [f"and {left} more"] if left > 0 else []
-        super().__init__("\n".join([f"{file}: {lines[0]}", *lines[1:], *more]))
+        block = "\n  ".join([f"{file}: {len(self.problems)} faults", *lines, *more])
+        super().__init__(f"{file}: {lines[0]}" if len(lines) == 1 else block)
 
 
 class NotServed(HeadwayError):

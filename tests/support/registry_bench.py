@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,7 @@ def write_scores(folder: Path, rows: Any) -> None:  # noqa: ANN401
         "t": pa.array(rows.day * DAY_US + np.arange(len(rows.labels)) % 1_000, pa.timestamp("us", tz="UTC")),
         "carrier": pa.array(rows.segments["carrier"].tolist(), pa.string()),
         "label": pa.array(rows.labels, pa.float64()),
+        "__partition": pa.array([(date(1970, 1, 1) + timedelta(int(d))).isoformat() for d in rows.day], pa.string()),
     }
     columns |= {f"score_{name}": pa.array(values, pa.float64()) for name, values in rows.scores.items()}
     pq.write_table(pa.table(columns), folder / "scores.parquet")

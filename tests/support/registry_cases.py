@@ -80,6 +80,7 @@ def scored(
         "day": np.arange(rows, dtype=np.int64) % max(days, 1),
         "scores": scores,
         "segments": {"carrier": np.asarray([carriers[i % len(carriers)] for i in range(rows)], dtype=np.object_)},
+        "blocks": "days of the test",
     }
     return ScoredRows(**values | changes)
 

@@ -4,14 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.catalog_facts import ALICE
-from support.registry_bench import AS_OF, MODEL, Bench, open_bench, spec
+from support.registry_bench import AS_OF, MODEL, Bench, open_bench, spec, write_scores
+from support.registry_cases import policy_json, scored
 
+from headway.datasets.arrow import compute as pc
 from headway.declaration import PipelineSpec
 from headway.registry.candidates import evaluated_month
 from headway.registry.card import card, card_lines
 from headway.registry.dossier import newest_results
+from headway.registry.evaluation import SCORES_FILE, measure, read_scores
+from headway.registry.policy import parse_policy
 from headway.training.plan import SnapshotsMissing
 
 DAYS = [f"2013-11-{day:02}" for day in range(1, 31)]
@@ -80,3 +87,21 @@ def test_every_verdict_and_the_card_name_what_was_left_out(bench: Bench) -> None
     assert [r.metrics["left_out"] for r in results.values()] == [named] * 8
     assert card(bench.services, version)["left_out"] == named
     assert "  left out   2013-11-05: blocked" in card_lines(bench.services, version)
+
+
+def test_rows_of_a_daily_label_are_resampled_by_their_own_day(bench: Bench, tmp_path: Path) -> None:
+    """Rows that are observed the evening before, as in the first hours of a month, make no day of their own."""
+    rows = scored(rows=300, days=30)
+    write_scores(tmp_path, rows)
+    table = pq.read_table(tmp_path / SCORES_FILE)
+    before = pc.subtract(table.column("t"), pa.scalar(3_600_000_000, pa.duration("us")))
+    early = pc.if_else(pc.equal(pa.array(np.arange(300) % 60), 0), before, table.column("t"))
+    pq.write_table(table.set_column(table.column_names.index("t"), "t", early), tmp_path / SCORES_FILE)
+    daily = measure(read_scores(tmp_path, _daily(0.1)), parse_policy(policy_json()))
+    assert (daily.days, daily.blocks) == (30, "label partition, daily")
+    monthly = measure(read_scores(tmp_path, spec()), parse_policy(policy_json()))
+    assert (monthly.days, monthly.blocks) == (31, "observation day in UTC")
+    version = bench.version()
+    bench.judge(version, folder=tmp_path)
+    shown: Any = card(bench.services, version)["evaluation"]
+    assert shown["bootstrap"]["blocks"] == "observation day in UTC"

@@ -321,6 +321,18 @@ def test_a_wrong_call_is_one_line_with_exit_code_2(
     assert _predictions(served.bench) == before
 
 
+def test_faults_found_after_reading_name_the_file_and_stand_in_one_block(served: Served, tmp_path: Path) -> None:
+    rows = [{"k": "a", "size": 1, "starts": s} for s in ("2020-01-01T00:00:00Z", "2021-01-01T00:00:00Z")]
+    (tmp_path / "two.json").write_text(json.dumps(rows))
+    result = asked(served.bench, tmp_path / "two.json")
+    assert result.exit_code == 2
+    head, first, second = result.stderr.splitlines()
+    assert head == "error: two.json: 2 faults"
+    assert first.startswith("  row 1, starts: ")
+    assert second.startswith("  row 2, starts: ")
+    assert "outside the calendar of labels" in second
+
+
 def test_an_unknown_prediction_or_feature_is_refused(served: Served) -> None:
     for reference, said in (("zz", "no prediction's id begins"), ("", "predictions begin with")):
         result = served.bench.run("explain", reference, "-p", str(served.bench.folder))

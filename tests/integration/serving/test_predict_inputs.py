@@ -127,7 +127,7 @@ def test_times_that_cannot_be_asked_are_refused_by_row(tmp_path: Path, starts: s
     with pytest.raises(RequestsRefused) as refused:
         _compute(bench, ("a", "2026-03-02T11:00:00Z"), ("a", starts))
     assert said in str(refused.value)
-    assert [p.row for p in refused.value.problems] == [2]
+    assert [(p.row, p.field) for p in refused.value.problems] == [(2, "starts")]
 
 
 def test_a_personal_key_meets_its_hash_and_is_never_kept(tmp_path: Path) -> None:
