@@ -1,6 +1,7 @@
 """`python -m trainer.check --artifact DIR`: whether an artifact loads from safetensors alone and answers every input.
 
-Prints JSON: `weights_only` (manifest, documents and weights verify and fit the module), `finite_outputs` (rows with
+Prints JSON: `weights_only` (manifest, documents and weights verify and fit the module, and `reference.json` has a
+histogram of every input), `finite_outputs` (rows with
 missing and out-of-range values get a probability), `problems`. Exit code 0 when it could be checked; 64 when this tree
 holds other model code, so that nothing can be said.
 """
@@ -50,7 +51,7 @@ def check_artifact(folder: Path) -> dict[str, Json]:
     lost = [name for name in predictor.inputs.columns if name not in known]
     if lost:
         problems.append(f"reference.json has no histogram of {lost}")
-    return {"weights_only": True, "finite_outputs": not len(wrong), "problems": problems}
+    return {"weights_only": not lost, "finite_outputs": not len(wrong), "problems": problems}
 
 
 def hostile_rows(inputs: InputEncoding) -> pa.Table:

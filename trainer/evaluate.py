@@ -1,22 +1,18 @@
 """`python -m trainer.evaluate --plan plan.json --output DIR`: scores of a month's rows by every model in question.
 
 The plan names the training run (`train`: spec, store_root, code_root), the Parquet files of the evaluated rows
-(`rows`), the columns to copy (`keep`), the artifacts (`candidate`, and if there are any `champion` and `logistic`), the
-columns of the historical rate and the reference models. The reference models are fitted here on the training rows of
-the spec; logistic regression is taken from its artifact when one is given. A champion that other model code was trained
-with is scored by a process of that code: `champion_code_root` names its tree. `DIR/scores.parquet` holds the kept
-columns, `label` (0 and 1, null where the outcome is not known) and one probability column per model; `DIR/report.json`
-says how many rows, how long each part took, and how the reference models were made.
+(`rows`), the columns to copy (`keep`), the artifacts (`candidate`, and `logistic` if there is one), the columns of the
+historical rate and the reference models. The reference models are fitted here on the training rows of the spec;
+logistic regression is taken from its artifact when one is given. `DIR/scores.parquet` holds the kept columns, `label`
+(0 and 1, null where the outcome is not known) and one probability column per model, one row per row of the files in
+their order; `DIR/report.json` says how many rows, how long each part took, and how the reference models were made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +33,7 @@ from trainer.predictor import Predictor, input_columns, load_artifact
 from trainer.spec import RunSpec, SpecRefused, parse_run
 
 REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
-ARTIFACTS = ("candidate", "champion", "logistic")
+ARTIFACTS = ("candidate", "logistic")
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,6 @@ class Plan:
     artifacts: Mapping[str, Path]
     historical_rate: tuple[RateColumn, ...]
     reference_models: tuple[str, ...]
-    champion_code_root: Path | None = None
 
 
 @dataclass
@@ -81,53 +76,20 @@ def evaluate(plan: Plan, output: Path) -> None:
         DataRefused, EncodingRefused: rows cannot be read, or an input is missing.
     """
     report = Report()
-    here = [n for n in plan.artifacts if n != "champion" or plan.champion_code_root is None]
-    models = {name: load_artifact(plan.artifacts[name], plan.code_root) for name in here}
+    models = {name: load_artifact(folder, plan.code_root) for name, folder in plan.artifacts.items()}
     rows = _read_rows(plan)
     report.rows = rows.num_rows
     columns: dict[str, pa.Array | pa.ChunkedArray] = {name: rows.column(name) for name in plan.keep}
     label = _label(rows, plan.spec)
     report.labelled_rows = len(label) - label.null_count
     columns["label"] = label
-    for name in ("candidate", "champion"):
-        if name in models:
-            columns[f"score_{name}"] = pa.array(report.timed(name, lambda m=models[name]: m.score(rows).probability))
-    if plan.champion_code_root is not None:
-        root = plan.champion_code_root
-        champion = report.timed("champion", lambda: score_elsewhere(root, plan.artifacts["champion"], rows))
-        columns["score_champion"] = pa.array(champion)
-        report.notes.append("champion: scored by a process of the model code that it was trained with.")
+    candidate = models["candidate"]
+    columns["score_candidate"] = pa.array(report.timed("candidate", lambda: candidate.score(rows).probability))
     for name, scores in _reference_scores(plan, models, rows, report).items():
         columns[f"score_{name}"] = pa.array(scores)
     output.mkdir(parents=True, exist_ok=True)
     write_table(pa.table(columns), output / "scores.parquet")
     (output / "report.json").write_bytes(canonical_json(cast("dict[str, Json]", vars(report))))
-
-
-def score_elsewhere(code_root: Path, artifact: Path, rows: pa.Table) -> NDArray[np.float64]:
-    """Probabilities of `rows` from `python -m trainer.score` of another code tree.
-
-    Raises:
-        DataRefused: there is no such tree, or that process failed; its last words are in the message.
-    """
-    # Without this, an installed trainer would quietly take the place of the absent one.
-    if not (code_root / "trainer" / "score.py").is_file():
-        raise DataRefused(f"champion {artifact}", f"{code_root} holds no trainer")
-    with tempfile.TemporaryDirectory(prefix="trainer-champion-") as scratch:
-        source, target = Path(scratch) / "in.parquet", Path(scratch) / "out.parquet"
-        pq.write_table(rows, source)
-        command = [sys.executable, "-m", "trainer.score", "--artifact", str(artifact.resolve())]
-        done = subprocess.run(
-            [*command, "--input", str(source), "--output", str(target)],
-            cwd=code_root,
-            env={**os.environ, "PYTHONPATH": str(code_root.resolve())},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise DataRefused(f"champion {artifact}", f"trainer.score of {code_root}: {done.stderr.strip()[-500:]}")
-        return pq.read_table(target).column("score").to_numpy()
 
 
 def parse_plan(content: bytes) -> Plan:
@@ -141,15 +103,11 @@ def parse_plan(content: bytes) -> Plan:
     except ValueError as error:
         raise SpecRefused("plan", f"not JSON: {error}") from error
     names = {"train", "rows", "keep", "artifacts", "historical_rate", "reference_models"}
-    optional = {"champion_code_root": None}
-    plan = _object({**optional, **raw} if isinstance(raw, dict) else raw, "plan", names | set(optional))
+    plan = _object(raw, "plan", names)
     train = _object(plan["train"], "train", {"spec", "store_root", "code_root"})
     artifacts = {k: Path(v) for k, v in _mapping(plan["artifacts"], "artifacts").items() if v is not None}
     if "candidate" not in artifacts or set(artifacts) - set(ARTIFACTS):
-        raise SpecRefused("artifacts", f"are {sorted(artifacts)}; candidate is needed, the others are {ARTIFACTS[1:]}")
-    elsewhere = plan["champion_code_root"]
-    if elsewhere is not None and "champion" not in artifacts:
-        raise SpecRefused("champion_code_root", "there is no champion")
+        raise SpecRefused("artifacts", f"are {sorted(artifacts)}; candidate is needed, logistic may be given")
     models = _texts(plan["reference_models"], "reference_models")
     if set(models) - set(REFERENCE_MODELS):
         raise SpecRefused("reference_models", f"are {list(models)}; known are {list(REFERENCE_MODELS)}")
@@ -163,7 +121,6 @@ def parse_plan(content: bytes) -> Plan:
         artifacts=artifacts,
         historical_rate=rate,
         reference_models=models,
-        champion_code_root=None if elsewhere is None else Path(elsewhere),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROWS_LISTED = 3
+_PROBLEMS_LISTED = 20
 
 
 @click.command("explain")
@@ -20,10 +22,17 @@ _ROWS_LISTED = 3
 @click.option("--pipeline", "-p", "reference", help="Name under pipelines/, or a folder; none: the model's own.")
 @click.option("--feature", help="Only this feature, with more of its rows.")
 @click.option("--rows", default=None, type=click.IntRange(min=0), help="Raw rows listed per feature; all are counted.")
+@click.option("--all", "everything", is_flag=True, help="Print every gate, dataset version, feature and row.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def command(
-    settings: Settings, prediction_id: str, reference: str | None, feature: str | None, rows: int | None, as_json: bool
+    settings: Settings,
+    prediction_id: str,
+    reference: str | None,
+    feature: str | None,
+    rows: int | None,
+    everything: bool,
+    as_json: bool,
 ) -> None:
     """Walk from a prediction to its version, gates, run, data, and the raw rows that made each feature.
 
@@ -50,13 +59,14 @@ def command(
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
-        for line in _lines(document):
+        single = feature is not None or rows is not None
+        for line in _lines(document, everything, everything or single):
             click.echo(line)
     if found.problems:
         raise SystemExit(1)
 
 
-def _lines(document: dict[str, Any]) -> Iterator[str]:
+def _lines(document: dict[str, Any], everything: bool, each_feature: bool) -> Iterator[str]:
     prediction, version, run = document["prediction"], document["model_version"], document["training_run"]
     yield f"prediction  {prediction['prediction_id']}  {prediction['output']['probability']:.4f}  at {prediction['at']}"
     yield "request     " + ", ".join(f"{n}={v}" for n, v in prediction["request"].items())
@@ -65,28 +75,81 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"endpoint    {event['endpoint']} epoch {event['epoch']}: {event['operation']} by {event['actor']}"
     name = f"{version['model']}@{version['version']}"
     yield f"version     {name} ({version['kind']})  artifact {version['artifact_digest']}"
-    for gate in document["gates"]:
-        yield f"gate        {gate['gate']}: {gate['verdict']}  statement {gate['statement_digest']}"
-    cost = f"{run['worker_seconds']:.0f} worker-seconds in {len(run['attempts'])} attempts"
+    yield from _gate_lines(document["gates"], everything)
+    attempts = _count(len(run["attempts"]), "attempt")
+    cost = f"{run['worker_seconds']:.0f} worker-seconds in {attempts}"
     yield f"run         {run['run_id']}  as of {run['as_of']}, seed {run['seed']}, {cost}"
     yield f"            code {run['code_digest']}{' (dirty)' if run['code_dirty'] else ''}"
-    yield f"trained on  {len(document['snapshots'])} snapshots, {len(document['training_datasets'])} dataset versions"
-    for item in document["inputs"]:
-        yield f"read        {item['dataset']} version {item['version']}  {item['content_digest']}"
+    datasets = _count(len(document["training_datasets"]), "dataset version")
+    yield f"trained on  {_count(len(document['snapshots']), 'snapshot')}, {datasets}"
+    yield from _input_lines(document, everything)
+    if each_feature:
+        for feature in document["features"]:
+            yield from _feature_lines(feature)
+    else:
+        yield from _group_lines(document["features"])
+    yield from _problem_lines(document["problems"], everything)
+    checked = f"{_count(document['rows_checked'], 'raw row')} read again"
+    count = _count(len(document["problems"]), "problem")
+    yield f"verified: {checked}" if document["verified"] else f"NOT verified: {count}"
+    if not everything:
+        yield "--all prints every gate, dataset version, feature and row; --feature NAME the rows of one"
+
+
+def _gate_lines(gates: list[dict[str, Any]], everything: bool) -> Iterator[str]:
+    for gate in gates:
+        if everything or gate["verdict"] != "pass":
+            yield f"gate        {gate['gate']}: {gate['verdict']}  statement {gate['statement_digest']}"
+    if not everything:
+        passed = sum(gate["verdict"] == "pass" for gate in gates)
+        yield f"gates       {passed} of {len(gates)} passed"
+
+
+def _input_lines(document: dict[str, Any], everything: bool) -> Iterator[str]:
+    if everything:
+        for item in document["inputs"]:
+            yield f"read        {item['dataset']} version {item['version']}  {item['content_digest']}"
+    else:
+        for dataset, number in Counter(item["dataset"] for item in document["inputs"]).items():
+            yield f"read        {dataset}  {_count(number, 'version')}"
     for kind in ("skipped", "absent"):
         for source, partitions in document[kind].items():
-            yield f"{kind:<11} {source} {', '.join(partitions)}"
-    for feature in document["features"]:
-        yield from _feature_lines(feature)
-    for problem in document["problems"]:
+            shown = ", ".join(partitions) if everything else _count(len(partitions), "partition")
+            yield f"{kind:<11} {source} {shown}"
+
+
+def _group_lines(features: list[dict[str, Any]]) -> Iterator[str]:
+    """One line per view, one for the derived features and one for the custom ones."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for feature in features:
+        of_view = feature["kind"] in ("latest", "window")
+        groups.setdefault(feature["feature"].partition("__")[0] if of_view else feature["kind"], []).append(feature)
+    for name, members in groups.items():
+        rows = max(feature["row_count"] for feature in members)
+        made_of = "" if name == "derived" else f" of up to {_count(rows, 'row')}"
+        parts = [_count(len(members), "feature") + made_of]
+        empty = sum(feature["value"] is None for feature in members)
+        parts += [f"{empty} without a value"] if empty else []
+        newest = max((feature["event_time"] for feature in members if feature["event_time"]), default="")
+        parts += [f"newest {newest}"] if newest else []
+        yield f"features    {name}: {', '.join(parts)}"
+
+
+def _problem_lines(problems: list[dict[str, Any]], everything: bool) -> Iterator[str]:
+    listed = problems if everything else problems[:_PROBLEMS_LISTED]
+    for problem in listed:
         yield f"PROBLEM     {problem['place']}: {problem['message']}"
-    checked = f"{document['rows_checked']:,} raw rows read again"
-    yield f"verified: {checked}" if document["verified"] else f"NOT verified: {len(document['problems'])} problems"
+    if len(listed) < len(problems):
+        yield f"            and {_count(len(problems) - len(listed), 'more problem')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _feature_lines(feature: dict[str, Any]) -> Iterator[str]:
     when = f", newest {feature['event_time']}" if feature["event_time"] else ""
-    made_of = f"from {', '.join(feature['inputs'])}" if feature["inputs"] else f"{feature['row_count']} rows"
+    made_of = f"from {', '.join(feature['inputs'])}" if feature["inputs"] else _count(feature["row_count"], "row")
     yield f"feature     {feature['feature']} = {feature['value']}  ({feature['reason']}{when}; {made_of})"
     for row in feature["rows"]:
         identity = ", ".join(f"{n}={v}" for n, v in row["identity"].items())

@@ -2,8 +2,8 @@
 
 Sources: the DSSE protocol (secure-systems-lab/dsse, protocol.md: pre-authentication encoding PAE) and in-toto's
 Statement v1 (in-toto/attestation, spec/v1/statement.md). The signature covers the type and the very bytes of the
-payload, so nothing is parsed before it has verified. An envelope here carries exactly one signature, and a statement
-exactly one subject: the manifest of a model.
+payload: what is read of it before it has verified, such as the time that it claims, is believed only afterwards. An
+envelope here carries exactly one signature, and a statement exactly one subject: the manifest of a model.
 """
 
 import base64

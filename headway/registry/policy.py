@@ -100,6 +100,7 @@ def parse_policy(document: Json) -> Policy:
         raise PolicyInvalid("gates", listed, "a list of at least one gate")
     if not isinstance(segments, Mapping):
         raise PolicyInvalid("segments", segments, "an object of columns")
+    _check_rate(fields["historical_rate"])
     confidence = _number("confidence", fields["confidence"])
     if not 0.5 < confidence < 1:
         raise PolicyInvalid("confidence", confidence, "a share between 0.5 and 1")
@@ -113,6 +114,18 @@ def parse_policy(document: Json) -> Policy:
         allow_immediate=fields["allow_immediate"],
         evidence_max_age=_age(fields["evidence_max_age"]),
     )
+
+
+def _check_rate(parts: Json) -> None:
+    """Refuse columns of the historical rate that `trainer.evaluate` would not take."""
+    if not isinstance(parts, list | tuple) or not parts:
+        raise PolicyInvalid("historical_rate", parts, "a list of at least one column")
+    for part in parts:
+        if isinstance(part, str) and part:
+            continue
+        fields = _fields(part, {"column", "width"}, "historical_rate")
+        if not isinstance(fields["column"], str) or _number("historical_rate.width", fields["width"]) <= 0:
+            raise PolicyInvalid("historical_rate", part, "a column, or a column and a width above 0")
 
 
 def _gate(item: Json) -> Gate:

@@ -34,7 +34,7 @@ from headway.loading import Pipeline
 from headway.services import Services
 from headway.serving.requests import RequestProblem, RequestsRefused, is_personal, serving_of
 
-Status = Literal["fresh", "stale", "default", "missing"]
+Status = Literal["fresh", "stale", "missing"]
 
 WATERMARK_BEHIND = "watermark_behind"
 PARTITION_NOT_READ = "partition_not_read"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OK, DEGRADED = "ok", "degraded"
 # From best to worst: a row is as good as its worst view.
-_STATUSES = ("fresh", "default", "stale", "missing")
+_STATUSES = ("fresh", "stale", "missing")
 
 Score = Callable[[Services, ModelVersion, pa.Table], NDArray[np.float64]]
 

@@ -111,8 +111,16 @@ def test_the_chain_leads_from_the_answer_to_the_data(served: Served) -> None:
     assert {d["content_digest"] for d in told["training_datasets"]} == {c for _, _, c in run.facts.datasets}
     row = next(f for f in told["features"] if f["feature"] == "newest__value")["rows"][0]
     assert recorded[(row["partition"], row["version"])] in {i["content_digest"] for i in told["inputs"]}
-    text = served.bench.run("explain", served.answers[index]["prediction_id"][:30], "-p", str(served.bench.folder))
-    assert row["row_digest"] in text.output
+    known = (served.answers[index]["prediction_id"][:30], "-p", str(served.bench.folder))
+    whole, short = (served.bench.run("explain", *known, *more).output for more in (["--all"], []))
+    assert row["row_digest"] in whole
+    assert all(f["feature"] in whole for f in told["features"])
+    assert len(short.splitlines()) <= 40
+    assert f"gates       {len(GATES)} of {len(GATES)} passed\n" in short
+    assert "features    newest: 2 features of up to " in short
+    assert "features    derived: 1 feature\n" in short
+    assert " in 1 attempt\n" in short
+    assert row["row_digest"] in served.bench.run("explain", *known, "--feature", "newest__value").output
     only = served.explained(index, "--feature", "doubled")
     assert [f["feature"] for f in only["features"]] == ["doubled"]
 

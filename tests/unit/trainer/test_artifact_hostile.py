@@ -243,10 +243,10 @@ def test_options_that_the_factory_does_not_know_are_refused(artifact: Path) -> N
     refused(artifact, "model.json", "height")
 
 
-def test_a_reference_without_an_input_is_a_problem_of_its_own(artifact: Path) -> None:
+def test_a_reference_without_an_input_does_not_pass(artifact: Path) -> None:
     rewritten(artifact, "reference.json", features={})
     found = check_artifact(artifact)
-    assert found["weights_only"] is True
+    assert (found["weights_only"], found["finite_outputs"]) == (False, True)
     assert "carrier" in str(found["problems"])
 
 

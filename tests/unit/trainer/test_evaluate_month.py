@@ -63,15 +63,18 @@ def asked_rows(folder: Path) -> pa.Table:
 def test_every_row_gets_the_score_of_every_model(world: tuple[RunSpec, Path], tmp_path: Path) -> None:
     spec, folder = world
     network, logistic = folder / "network", folder / "logistic"
-    artifacts = {"candidate": str(network), "champion": str(logistic), "logistic": str(logistic)}
+    artifacts = {"candidate": str(network), "logistic": str(logistic)}
     scores, report = evaluated(plan_of(world, artifacts=artifacts), tmp_path)
-    models = ["candidate", "champion", "historical_rate", "logistic", "gradient_boosting"]
+    models = ["candidate", "historical_rate", "logistic", "gradient_boosting"]
     assert scores.column_names == [*KEEP, "label", *(f"score_{m}" for m in models)]
     rows = asked_rows(folder)
     assert scores.select(KEEP).equals(rows.select(KEEP))
     by_hand = load_artifact(network).score(rows).probability
     assert scores.column("score_candidate").to_numpy().tobytes() == by_hand.tobytes()
-    assert scores.column("score_champion").equals(scores.column("score_logistic"))
+    assert (
+        scores.column("score_logistic").to_numpy().tobytes()
+        == load_artifact(logistic).score(rows).probability.tobytes()
+    )
     learned = load_rows(spec.data, folder / "store", quiet)
     rate = historical_rate(
         learned.train, learned.train_target, rows, [RateColumn("carrier"), RateColumn("departure_minute", 60)]
@@ -101,20 +104,10 @@ def test_logistic_regression_without_an_artifact_is_fitted_and_close_to_it(
     world: tuple[RunSpec, Path], tmp_path: Path
 ) -> None:
     given, _ = evaluated(plan_of(world, reference_models=["logistic"]), tmp_path / "given")
-    alone = {"candidate": plan_of(world)["artifacts"]["candidate"], "champion": None}
+    alone = {"candidate": plan_of(world)["artifacts"]["candidate"], "logistic": None}
     fitted, report = evaluated(plan_of(world, reference_models=["logistic"], artifacts=alone), tmp_path / "fitted")
     assert any("fitted here" in note for note in report["notes"])
     assert np.allclose(*(t.column("score_logistic").to_numpy() for t in (given, fitted)), atol=1e-5)
-
-
-def test_a_champion_of_other_code_is_scored_by_that_code(world: tuple[RunSpec, Path], tmp_path: Path) -> None:
-    artifacts = {**plan_of(world)["artifacts"], "champion": str(world[1] / "network")}
-    plan = plan_of(world, artifacts=artifacts, reference_models=[], champion_code_root=str(ROOT))
-    scores, report = evaluated(plan, tmp_path)
-    assert scores.column("score_champion").equals(scores.column("score_candidate"))
-    assert any("champion" in note for note in report["notes"])
-    with pytest.raises(DataRefused, match="holds no trainer"):
-        evaluated({**plan, "champion_code_root": str(tmp_path)}, tmp_path / "other")
 
 
 def test_an_altered_artifact_is_refused_and_nothing_is_written(world: tuple[RunSpec, Path], tmp_path: Path) -> None:
@@ -152,7 +145,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no width": (lambda p: p.update(historical_rate=[{"column": "a", "width": 0}]), r"historical_rate\[0\]"),
     "a text for a list": (lambda p: p.update(keep="carrier"), "keep"),
     "a spec that cannot run": (lambda p: p["train"]["spec"].update(format="x"), "format"),
-    "code of no champion": (lambda p: p.update(champion_code_root="/"), "champion_code_root"),
+    "a champion": (lambda p: p["artifacts"].update(champion="x"), "artifacts"),
 }
 
 
