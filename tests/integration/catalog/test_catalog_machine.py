@@ -26,6 +26,7 @@ class Mutant:
     old: str
     new: str
     machine: str = DATA
+    examples: int = 25
 
 
 MUTANTS = (
@@ -134,6 +135,7 @@ MUTANTS = (
         "    return last.epoch if mine else last.epoch + 1",
         "    return last.epoch + 1",
         REGISTRY,
+        examples=60,
     ),
     Mutant(
         "retire what serves",
@@ -141,6 +143,7 @@ MUTANTS = (
         '("stable", "previous", "candidate")',
         '("stable", "candidate")',
         REGISTRY,
+        examples=60,
     ),
     Mutant(
         "take a prediction of another version",
@@ -169,7 +172,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def _run_copy(copy: Path, folder: Path, machine: str) -> "subprocess.CompletedProcess[str]":
+def _run_copy(copy: Path, folder: Path, machine: str, examples: int = 25) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "PYTHONPATH": f"{copy}:{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [
         sys.executable,
@@ -179,7 +182,7 @@ def _run_copy(copy: Path, folder: Path, machine: str) -> "subprocess.CompletedPr
         str(folder / "store"),
     ]
     return subprocess.run(
-        [*command, "25"],
+        [*command, str(examples)],
         env=environment,
         cwd=copy,
         capture_output=True,
@@ -202,7 +205,7 @@ def test_the_machine_kills(mutant: Mutant, copied: Path, tmp_path: Path) -> None
     assert original.count(mutant.old) == 1
     file.write_text(original.replace(mutant.old, mutant.new))
     try:
-        result = _run_copy(copied, tmp_path, mutant.machine)
+        result = _run_copy(copied, tmp_path, mutant.machine, mutant.examples)
     finally:
         file.write_text(original)
     assert result.returncode == 1, result.stdout
