@@ -46,6 +46,16 @@ def _start(root: Path, bench: TrainingBench, log: Path) -> "subprocess.Popen[byt
         )
 
 
+def _backends(postmaster: int) -> Iterator[int]:
+    """Processes that serve the catalog's clients; the server does not survive the death of its recovery process."""
+    for pid in _children(postmaster):
+        try:
+            if b"postgres: headway" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
 def _children(parent: int) -> Iterator[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -110,7 +120,7 @@ def _kill_while_it_runs(
             hits[victim] += _kill(_processes(bench, "trainer.worker"), moments)
         elif victim == "database":
             # A backend that dies by SIGKILL makes the server drop every connection and recover from its log.
-            hits[victim] += _kill(list(_children(postmaster)), moments)
+            hits[victim] += _kill(list(_backends(postmaster)), moments)
         else:
             child.kill()
             child.wait()
