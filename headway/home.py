@@ -65,6 +65,11 @@ class Settings:
         return self.home / "store"
 
     @property
+    def keys_folder(self) -> Path:
+        """Folder of the role keys."""
+        return self.home / "keys"
+
+    @property
     def dagster_home(self) -> Path:
         """Folder of Dagster's instance (`DAGSTER_HOME`); absolute, because Dagster refuses anything else."""
         return self.home / "dagster"

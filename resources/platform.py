@@ -57,7 +57,7 @@ class Platform(dg.ConfigurableResource["Platform"]):
         """The role keys that sign."""
         from headway.registry.keys import KeyRing
 
-        return KeyRing(self.settings().home / "keys")
+        return KeyRing(self.settings().keys_folder)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""

@@ -6,6 +6,7 @@ of its canonical JSON is the identity of the whole set, and the thing that gets 
 
 import hashlib
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +56,15 @@ def digest_file(path: Path) -> str:
         while chunk := source.read(_CHUNK):
             hasher.update(chunk)
     return f"sha256:{hasher.hexdigest()}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in `folder` survive a crash of the machine."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def check_digest(value: str) -> str:

@@ -22,7 +22,16 @@ from typing import Any, Literal, Protocol, cast
 import safetensors.torch
 from torch import Tensor
 
-from trainer.blobs import BlobError, Json, Manifest, ManifestEntry, canonical_json, digest_bytes, parse_manifest
+from trainer.blobs import (
+    BlobError,
+    Json,
+    Manifest,
+    ManifestEntry,
+    canonical_json,
+    digest_bytes,
+    parse_manifest,
+    sync_folder,
+)
 from trainer.process_group import Group
 from trainer.tree import Tree, decode_tree, encode_tree
 
@@ -356,15 +365,6 @@ def write_synced(path: Path, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in `folder` survive a crash of the machine."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from trainer.blobs import Json, canonical_json
+from trainer.blobs import Json, canonical_json, sync_folder
 
 # What a crash of the machine must not lose: a reader may act on these.
 DURABLE_KINDS = frozenset({"node_end", "checkpoint", "artifact", "error"})
@@ -110,7 +110,7 @@ class EventWriter:
             self._seq, self._end = _whole_lines(path, node)
             os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             os.close(self._fd)
             raise
@@ -356,11 +356,3 @@ def _write_at(fd: int, data: bytes, offset: int) -> None:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,5 +1,7 @@
 """Manifests in the store: the set is named by the digest of its canonical JSON (`trainer.blobs.Manifest`)."""
 
+from headway.artifacts.digests import InvalidDigest
+from headway.artifacts.errors import StoreError
 from headway.artifacts.store import Blob, LocalStore
 from trainer.blobs import InvalidManifest, Manifest, ManifestEntry, parse_manifest
 
@@ -12,6 +14,7 @@ __all__ = [
     "parse_manifest",
     "put_manifest",
     "read_manifest",
+    "stored_file_problem",
 ]
 
 MANIFEST_MEDIA_TYPE = "application/vnd.headway.manifest+json"
@@ -25,6 +28,16 @@ def manifest_entry(name: str, blob: Blob) -> ManifestEntry:
 def put_manifest(store: LocalStore, manifest: Manifest) -> Blob:
     """Store the canonical bytes of `manifest`; the digest of the returned blob is `manifest.digest`."""
     return store.put_bytes(manifest.canonical(), MANIFEST_MEDIA_TYPE)
+
+
+def stored_file_problem(store: LocalStore, entry: ManifestEntry) -> str:
+    """Read one listed file in the store; return what is wrong with its digest or size, "" when nothing is."""
+    try:
+        with store.open(entry.sha256) as source:
+            found = source.seek(0, 2)
+    except (StoreError, InvalidDigest) as error:
+        return str(error)
+    return "" if found == entry.size else f"it has {found} bytes, the manifest says {entry.size}"
 
 
 def read_manifest(store: LocalStore, digest: str) -> Manifest:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeAlias
 
 Clock: TypeAlias = Callable[[], int]
@@ -10,3 +11,8 @@ Clock: TypeAlias = Callable[[], int]
 def system_clock() -> int:
     """Return the machine's time in microseconds UTC."""
     return time.time_ns() // 1_000
+
+
+def utc_text(moment: int) -> str:
+    """Return a time in microseconds as ISO 8601 text with the offset of UTC, as documents carry it."""
+    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

@@ -64,7 +64,7 @@ def check(catalog: Catalog, principal: Principal, store: LocalStore) -> list[Fin
     """
     with catalog.reading(principal) as connection:
         state = _read(connection, catalog.database.dialect, principal.tenant)
-        findings = [_finding(invariant, name, broken(state), good) for invariant, name, broken, good in _CHECKS]
+        findings = [finding(invariant, name, broken(state), good) for invariant, name, broken, good in _CHECKS]
     return [*findings, _stored_bytes(state.blobs, store)]
 
 
@@ -335,7 +335,7 @@ def _stored_bytes(blobs: Sequence[BlobRow], store: LocalStore) -> Finding:
     except StoreError as error:
         broken.append(error.message)
     good = f"{len(live)} live blobs read and verified; {unowned} stored files belong to no live row of this tenant"
-    return _finding("I9", "stored bytes", broken, good)
+    return finding("I9", "stored bytes", broken, good)
 
 
 def _fault(row: BlobRow, store: LocalStore) -> str:
@@ -364,7 +364,8 @@ def _some(items: Sequence[object]) -> str:
     return listed if len(items) <= _SHOWN else f"{listed} and {len(items) - _SHOWN} more"
 
 
-def _finding(invariant: str, name: str, broken: list[str], good: str) -> Finding:
+def finding(invariant: str, name: str, broken: Sequence[str], good: str) -> Finding:
+    """Return a finding: `good` where nothing is broken, else the count and the first offenders."""
     detail = good if not broken else f"{len(broken)} broken: {'; '.join(broken[:_SHOWN])}"
     return Finding(invariant, name, not broken, detail)
 

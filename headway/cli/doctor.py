@@ -100,7 +100,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 
 
 def _keys(settings: Settings) -> Iterator[Finding]:
-    folder = settings.home / "keys"
+    folder = settings.keys_folder
     if not folder.exists():
         yield Finding("keys", True, "none yet: they are made when the first statement is signed")
         return

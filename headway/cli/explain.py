@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.home import Settings
+from headway.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ def command(
         prediction = find_prediction(services, prediction_id)
         version = services.catalog.model_version(services.principal, prediction.model_id, prediction.model_version)
         pipeline = load_pipeline(reference or version.facts.pipeline)
-        trust = KeyRing(settings.home / "keys").trust()
+        trust = KeyRing(settings.keys_folder).trust()
         found = explain(services, pipeline, trust, prediction.prediction_id, feature, shown)
     document = explanation_document(found)
     if as_json:
@@ -76,12 +77,12 @@ def _lines(document: dict[str, Any], everything: bool, each_feature: bool) -> It
     name = f"{version['model']}@{version['version']}"
     yield f"version     {name} ({version['kind']})  artifact {version['artifact_digest']}"
     yield from _gate_lines(document["gates"], everything)
-    attempts = _count(len(run["attempts"]), "attempt")
+    attempts = counted(len(run["attempts"]), "attempt")
     cost = f"{run['worker_seconds']:.0f} worker-seconds in {attempts}"
     yield f"run         {run['run_id']}  as of {run['as_of']}, seed {run['seed']}, {cost}"
     yield f"            code {run['code_digest']}{' (dirty)' if run['code_dirty'] else ''}"
-    datasets = _count(len(document["training_datasets"]), "dataset version")
-    yield f"trained on  {_count(len(document['snapshots']), 'snapshot')}, {datasets}"
+    datasets = counted(len(document["training_datasets"]), "dataset version")
+    yield f"trained on  {counted(len(document['snapshots']), 'snapshot')}, {datasets}"
     yield from _input_lines(document, everything)
     if each_feature:
         for feature in document["features"]:
@@ -89,8 +90,8 @@ def _lines(document: dict[str, Any], everything: bool, each_feature: bool) -> It
     else:
         yield from _group_lines(document["features"])
     yield from _problem_lines(document["problems"], everything)
-    checked = f"{_count(document['rows_checked'], 'raw row')} read again"
-    count = _count(len(document["problems"]), "problem")
+    checked = f"{counted(document['rows_checked'], 'raw row')} read again"
+    count = counted(len(document["problems"]), "problem")
     yield f"verified: {checked}" if document["verified"] else f"NOT verified: {count}"
     if not everything:
         yield "--all prints every gate, dataset version, feature and row; --feature NAME the rows of one"
@@ -111,10 +112,10 @@ def _input_lines(document: dict[str, Any], everything: bool) -> Iterator[str]:
             yield f"read        {item['dataset']} version {item['version']}  {item['content_digest']}"
     else:
         for dataset, number in Counter(item["dataset"] for item in document["inputs"]).items():
-            yield f"read        {dataset}  {_count(number, 'version')}"
+            yield f"read        {dataset}  {counted(number, 'version')}"
     for kind in ("skipped", "absent"):
         for source, partitions in document[kind].items():
-            shown = ", ".join(partitions) if everything else _count(len(partitions), "partition")
+            shown = ", ".join(partitions) if everything else counted(len(partitions), "partition")
             yield f"{kind:<11} {source} {shown}"
 
 
@@ -126,8 +127,8 @@ def _group_lines(features: list[dict[str, Any]]) -> Iterator[str]:
         groups.setdefault(feature["feature"].partition("__")[0] if of_view else feature["kind"], []).append(feature)
     for name, members in groups.items():
         rows = max(feature["row_count"] for feature in members)
-        made_of = "" if name == "derived" else f" of up to {_count(rows, 'row')}"
-        parts = [_count(len(members), "feature") + made_of]
+        made_of = "" if name == "derived" else f" of up to {counted(rows, 'row')}"
+        parts = [counted(len(members), "feature") + made_of]
         empty = sum(feature["value"] is None for feature in members)
         parts += [f"{empty} without a value"] if empty else []
         newest = max((feature["event_time"] for feature in members if feature["event_time"]), default="")
@@ -140,16 +141,12 @@ def _problem_lines(problems: list[dict[str, Any]], everything: bool) -> Iterator
     for problem in listed:
         yield f"PROBLEM     {problem['place']}: {problem['message']}"
     if len(listed) < len(problems):
-        yield f"            and {_count(len(problems) - len(listed), 'more problem')}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+        yield f"            and {counted(len(problems) - len(listed), 'more problem')}"
 
 
 def _feature_lines(feature: dict[str, Any]) -> Iterator[str]:
     when = f", newest {feature['event_time']}" if feature["event_time"] else ""
-    made_of = f"from {', '.join(feature['inputs'])}" if feature["inputs"] else _count(feature["row_count"], "row")
+    made_of = f"from {', '.join(feature['inputs'])}" if feature["inputs"] else counted(feature["row_count"], "row")
     yield f"feature     {feature['feature']} = {feature['value']}  ({feature['reason']}{when}; {made_of})"
     for row in feature["rows"]:
         identity = ", ".join(f"{n}={v}" for n, v in row["identity"].items())

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headway.catalog.invariants import Finding
     from headway.registry.keys import KeyRing
 
-_SHOWN = 5
-
 
 @click.command("fsck")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -31,7 +29,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     settings: Settings = ctx.obj
     with open_services(settings) as services:
         findings = check(services.catalog, services.principal, services.store)
-        findings.append(_signed_promotions(services, KeyRing(settings.home / "keys")))
+        findings.append(_signed_promotions(services, KeyRing(settings.keys_folder)))
     if as_json:
         rows = [{"invariant": f.invariant, "name": f.name, "ok": f.ok, "detail": f.detail} for f in findings]
         click.echo(json.dumps({"findings": rows}, indent=2))
@@ -47,7 +45,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def _signed_promotions(services: Services, keyring: KeyRing) -> Finding:
-    from headway.catalog.invariants import Finding
+    from headway.catalog.invariants import Finding, finding
     from headway.registry.audit import audit_promotions
     from headway.registry.keys import KeysRefused
 
@@ -58,9 +56,5 @@ def _signed_promotions(services: Services, keyring: KeyRing) -> Finding:
         return Finding(invariant, name, False, error.message)
     promotions = audit_promotions(services, trust)
     broken = [f"{f.subject}: {f.problem}" for f in promotions if f.problem]
-    if broken:
-        return Finding(invariant, name, False, f"{len(broken)} broken: {'; '.join(broken[:_SHOWN])}")
-    if not promotions:
-        return Finding(invariant, name, True, "nothing was ever promoted")
     said = f"each of {len(promotions)} verifies for its endpoint and epoch, and so do the gate statements below it"
-    return Finding(invariant, name, True, said)
+    return finding(invariant, name, broken, said if promotions else "nothing was ever promoted")

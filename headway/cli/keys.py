@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.home import Settings
+from headway.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def list_(settings: Settings, as_json: bool) -> None:
     from headway.registry.keys import KeyRing
     from headway.services import open_services
 
-    ring = KeyRing(settings.home / "keys")
+    ring = KeyRing(settings.keys_folder)
     keys = sorted(ring.trust().keys.values(), key=lambda key: (_ROLES.index(key.role), key.not_before))
     with open_services(settings) as services:
         uses = key_uses(services)
@@ -45,8 +46,8 @@ def list_(settings: Settings, as_json: bool) -> None:
         window = f"{row['not_before'][:10]} to {row['not_after'][:10]}"
         serves = f"; endpoints {', '.join(row['endpoints'])}" if row["endpoints"] else ""
         click.echo(f"{row['role']:<8}  {row['key_id']}  {row['state']:<8}  {window}")
-        click.echo(f"          {_count(row['statements'], 'statement')}{serves}")
-    click.echo(_count(len(rows), "key") if rows else "no keys: one is made when something is signed")
+        click.echo(f"          {counted(row['statements'], 'statement')}{serves}")
+    click.echo(counted(len(rows), "key") if rows else "no keys: one is made when something is signed")
 
 
 @command.command("rotate")
@@ -56,7 +57,7 @@ def rotate(settings: Settings, role: Any) -> None:  # noqa: ANN401
     """Make a new key for ROLE. What the old one signed until now stays valid; it signs nothing more."""
     from headway.registry.keys import KeyRing
 
-    made = KeyRing(settings.home / "keys").rotate(role)
+    made = KeyRing(settings.keys_folder).rotate(role)
     click.echo(f"{role} signs with {made.public.key_id} from now on; earlier signatures stay valid")
 
 
@@ -74,7 +75,7 @@ def revoke(settings: Settings, reference: str, yes: bool) -> None:
     from headway.registry.keys import KeyRing
     from headway.services import open_services
 
-    ring = KeyRing(settings.home / "keys")
+    ring = KeyRing(settings.keys_folder)
     key = find_key(ring.trust(), reference)
     if key.revoked_at is not None:
         click.echo(f"{key.role} key {key.key_id} is revoked already")
@@ -89,7 +90,7 @@ def revoke(settings: Settings, reference: str, yes: bool) -> None:
 
 
 def _affected(key: PublicKey, use: KeyUse) -> Iterator[str]:
-    yield f"{key.role} key {key.key_id} signed {_count(use.statements, 'statement')}"
+    yield f"{key.role} key {key.key_id} signed {counted(use.statements, 'statement')}"
     if use.versions:
         yield f"  about {', '.join(use.versions)}"
     for endpoint in use.endpoints:
@@ -113,7 +114,3 @@ def _row(key: PublicKey, use: KeyUse, now: int) -> dict[str, Any]:
         "versions": list(use.versions),
         "endpoints": list(use.endpoints),
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -11,6 +11,7 @@ import click
 
 from headway.errors import HeadwayError
 from headway.home import Settings
+from headway.words import counted
 
 if TYPE_CHECKING:
     from headway.catalog.registry_facts import ModelVersion
@@ -53,7 +54,7 @@ def list_(settings: Settings, model_id: str | None, as_json: bool) -> None:
             f"{row['model']}@{row['version']}  {row['kind']:<8}  {row['as_of']}  {row['manifest_digest'][:19]}  "
             f"{row['standing']}{'; ' + places if places else ''}"
         )
-    click.echo(f"{len(rows)} version{'' if len(rows) == 1 else 's'}")
+    click.echo(counted(len(rows), "version"))
 
 
 @command.command("show")
@@ -196,7 +197,7 @@ def _trust(settings: Settings, keys: Path | None, bundle: Path | None) -> tuple[
     from headway.registry.bundle import bundled_keys
     from headway.registry.keys import read_trust
 
-    own = settings.home / "keys" / "public.json"
+    own = settings.keys_folder / "public.json"
     if keys is not None:
         return read_trust(keys), str(keys)
     if own.exists() or bundle is None:
@@ -243,7 +244,7 @@ def _print_verification(document: dict[str, Any]) -> None:
     unpassed = [f"{gate} {verdict}" for gate, verdict in document["gates"].items() if verdict != "pass"]
     if document["problems"]:
         count = len(document["problems"])
-        click.echo(f"NOT verified: {count} problem{'' if count == 1 else 's'}")
+        click.echo(f"NOT verified: {counted(count, 'problem')}")
     else:
         click.echo(f"verified; {'not eligible: ' + ', '.join(unpassed) if unpassed else 'every gate passed'}")
 

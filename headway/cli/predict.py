@@ -71,7 +71,7 @@ def command(
     _check_output(output)
     with open_services(settings) as services:
         pipeline = None if reference is None else load_pipeline(reference)
-        target = _target(services, KeyRing(settings.home / "keys"), pipeline, endpoint, wanted)
+        target = _target(services, KeyRing(settings.keys_folder), pipeline, endpoint, wanted)
         pipeline = pipeline or load_pipeline(target.version.facts.pipeline)
         requests = read_requests(file, pipeline.spec)
         try:

@@ -29,7 +29,7 @@ def command(settings: Settings, reference: str, endpoint_id: str | None, as_json
     with open_services(settings) as services:
         named = "@" in reference
         version = find_version(services, reference) if named else newest_eligible(services, reference)
-        keyring = KeyRing(settings.home / "keys")
+        keyring = KeyRing(settings.keys_folder)
         endpoint = promote(services, keyring, endpoint_id or version.model_id, version.model_id, version.version)
     if as_json:
         click.echo(json.dumps(asdict(endpoint), indent=2))

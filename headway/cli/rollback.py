@@ -25,7 +25,7 @@ def command(settings: Settings, endpoint_id: str, reason: str, as_json: bool) ->
     from headway.services import open_services
 
     with open_services(settings) as services:
-        endpoint = rollback(services, KeyRing(settings.home / "keys").trust(), endpoint_id, reason)
+        endpoint = rollback(services, KeyRing(settings.keys_folder).trust(), endpoint_id, reason)
     if as_json:
         click.echo(json.dumps(asdict(endpoint), indent=2))
         return

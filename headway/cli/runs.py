@@ -11,6 +11,7 @@ import click
 
 from headway.errors import HeadwayError
 from headway.home import Settings
+from headway.words import no_single
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, TrainingRun
@@ -146,8 +147,7 @@ def find_run(services: Services, reference: str) -> TrainingRun:
     """
     found = services.catalog.run_ids(services.principal, reference) if reference else []
     if len(found) != 1:
-        what = "no run's id begins" if not found else f"the ids of {len(found)} runs begin"
-        raise UnclearRun(f"{what} with {reference!r}", "`headway runs list` shows the ids")
+        raise UnclearRun(no_single("run", found, reference), "`headway runs list` shows the ids")
     return services.catalog.run(services.principal, found[0])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from headway.catalog.clock import utc_text
 from headway.errors import HeadwayError
 from headway.home import Settings
+from headway.words import no_single
 
 if TYPE_CHECKING:
     from headway.catalog import FeatureSnapshot
@@ -194,17 +195,12 @@ def _find(services: Services, reference: str) -> FeatureSnapshot:
     """
     digits = reference.removeprefix("sha256:")
     found = services.catalog.snapshot_ids(services.principal, f"sha256:{digits}")
-    if not found:
-        raise UnclearSnapshot(
-            f"no snapshot's id begins with {reference!r}", "`headway snapshots list --pipeline P` shows the ids"
-        )
-    if len(found) > 1:
-        raise UnclearSnapshot(
-            f"the ids of {len(found)} snapshots begin with {reference!r}",
-            "give more characters; `headway snapshots list --pipeline P` shows the ids",
-        )
+    if len(found) != 1:
+        more = "give more characters; " if found else ""
+        remedy = f"{more}`headway snapshots list --pipeline P` shows the ids"
+        raise UnclearSnapshot(no_single("snapshot", found, reference), remedy)
     return services.catalog.snapshot(services.principal, found[0])
 
 
 def _instant(moment: int | None) -> str | None:
-    return None if moment is None else datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()
+    return None if moment is None else utc_text(moment)

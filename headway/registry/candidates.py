@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headway.artifacts.manifest import MANIFEST_MEDIA_TYPE, read_manifest
+from headway.artifacts.manifest import put_manifest, read_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSnapshot
 from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
@@ -155,7 +155,7 @@ def register(
 
 
 def _blobs(services: Services, manifest: Manifest) -> tuple[Blob, ...]:
-    whole = services.store.put_bytes(manifest.canonical(), MANIFEST_MEDIA_TYPE)
+    whole = put_manifest(services.store, manifest)
     return (*(Blob(e.sha256, e.size, e.media_type) for e in manifest.entries), whole)
 
 

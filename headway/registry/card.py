@@ -1,10 +1,10 @@
 """A version's card: its metrics beside the baselines, what each gate said, what it cost and where it comes from."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import cast
 
 from headway.artifacts.digests import Json
+from headway.catalog.clock import utc_text
 from headway.catalog.registry_facts import GateResult, ModelVersion
 from headway.registry.dossier import newest_results
 from headway.registry.judge import evaluation_report
@@ -26,7 +26,7 @@ def card(services: Services, version: ModelVersion) -> dict[str, Json]:
         "kind": version.kind,
         "as_of": version.facts.as_of,
         "manifest_digest": version.manifest_digest,
-        "registered_at": _instant(version.created_at),
+        "registered_at": utc_text(version.created_at),
         "standing": standing(services, version),
         "endpoints": cast("Json", serving(services, version)),
         "evaluation": None
@@ -124,7 +124,7 @@ def _gate(result: GateResult) -> dict[str, Json]:
         "policy_version": result.policy_version,
         "statement_digest": result.statement_digest,
         "attempt": result.attempt,
-        "at": _instant(result.at),
+        "at": utc_text(result.at),
     }
 
 
@@ -185,7 +185,3 @@ def _maps(value: Json) -> list[Mapping[str, Json]]:
 
 def _map(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _instant(moment: int) -> str:
-    return datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

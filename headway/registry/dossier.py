@@ -7,9 +7,8 @@ Checking it takes public keys and nothing else.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.artifacts.digests import InvalidDigest, Json, digest_json
-from headway.artifacts.errors import StoreError
-from headway.artifacts.manifest import InvalidManifest, Manifest, parse_manifest
+from headway.artifacts.digests import Json, digest_json
+from headway.artifacts.manifest import InvalidManifest, Manifest, parse_manifest, stored_file_problem
 from headway.artifacts.store import LocalStore
 from headway.catalog.registry_facts import EndpointEvent, GatePolicy, GateResult, ModelVersion
 from headway.registry.dsse import SignatureRefused, Statement
@@ -149,16 +148,7 @@ def check_dossier(dossier: Dossier, trust: Trust) -> Checked:
 
 def stored_files(store: LocalStore, manifest: Manifest) -> list[Finding]:
     """Read every file of a manifest in the store and compare size and digest."""
-    return [_stored(store, entry.name, entry.sha256, entry.size) for entry in manifest.entries]
-
-
-def _stored(store: LocalStore, name: str, digest: str, size: int) -> Finding:
-    try:
-        with store.open(digest) as source:
-            found = source.seek(0, 2)
-    except (StoreError, InvalidDigest) as error:
-        return Finding(f"file {name}", str(error))
-    return Finding(f"file {name}", "" if found == size else f"it has {found} bytes, the manifest says {size}")
+    return [Finding(f"file {entry.name}", stored_file_problem(store, entry)) for entry in manifest.entries]
 
 
 def _gates(

@@ -1,9 +1,8 @@
 """The trainer's word on where an artifact comes from: SLSA provenance v1 (slsa.dev/spec/v1.0/provenance)."""
 
-from datetime import UTC, datetime
-
 from headway.artifacts.digests import Json
 from headway.artifacts.errors import StoreError
+from headway.catalog.clock import utc_text
 from headway.catalog.registry_facts import Attestation, ModelVersion
 from headway.catalog.run_facts import TrainingRun
 from headway.errors import HeadwayError
@@ -42,8 +41,8 @@ def sign_provenance(services: Services, keyring: KeyRing, version: ModelVersion,
             "builder": {"id": BUILDER},
             "metadata": {
                 "invocationId": run.run_id,
-                "startedOn": _instant(run.created_at),
-                "finishedOn": _instant(run.last.ended_at),
+                "startedOn": utc_text(run.created_at),
+                "finishedOn": None if run.last.ended_at is None else utc_text(run.last.ended_at),
             },
         },
     }
@@ -82,7 +81,3 @@ def _dependencies(run: TrainingRun) -> list[Json]:
     named += [(f"urn:headway:dataset-version:{name}@{version}", digest) for name, version, digest in facts.datasets]
     named += [("urn:headway:code", facts.code_digest), ("urn:headway:environment", facts.environment_digest)]
     return [{"uri": uri, "digest": {"sha256": digest.removeprefix("sha256:")}} for uri, digest in named]
-
-
-def _instant(moment: int | None) -> str | None:
-    return None if moment is None else datetime.fromtimestamp(moment / 1_000_000, UTC).isoformat()

@@ -42,6 +42,7 @@ from headway.serving.predict import FeaturesDiffer, Score
 from headway.serving.rawrows import Selection, select_rows
 from headway.serving.reread import Problem, ReadVersion, Walk, identity_of, read_inputs
 from headway.serving.scoring import score_rows
+from headway.words import no_single
 
 ROWS_SHOWN = 20
 
@@ -117,8 +118,8 @@ def find_prediction(services: Services, reference: str) -> Prediction:
     """
     found = services.catalog.prediction_ids(services.principal, reference)
     if len(found) != 1:
-        what = f"the ids of {len(found)} predictions begin with" if found else "no prediction's id begins with"
-        raise UnclearPrediction(f"{what} {reference!r}", "give the whole id, as `headway predict` printed it")
+        remedy = "give the whole id, as `headway predict` printed it"
+        raise UnclearPrediction(no_single("prediction", found, reference), remedy)
     return services.catalog.prediction(services.principal, found[0])
 
 

@@ -34,8 +34,8 @@ from headway.training.process_table import (
     living_process,
     processes,
 )
-from headway.training.supervisor import BEAT_EVERY_S, HEARTBEAT_NAME, monotonic_us, publish, sync_folder
-from trainer.blobs import canonical_json
+from headway.training.supervisor import BEAT_EVERY_S, HEARTBEAT_NAME, monotonic_us, publish
+from trainer.blobs import canonical_json, sync_folder
 from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, one_line, read_events, read_heartbeat
 from trainer.spec import AttemptSpec, RunSpec, SpecRefused, parse_attempt
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.artifacts.errors import StoreError
-from headway.artifacts.manifest import put_manifest, read_manifest
+from headway.artifacts.manifest import put_manifest, read_manifest, stored_file_problem
 from headway.artifacts.store import Blob
 from headway.errors import HeadwayError
 from headway.services import Services
@@ -69,11 +69,11 @@ def verify_stored(services: Services, run: TrainingRun) -> str:
     for name, digest in run.result.artifacts.items():
         try:
             manifest = read_manifest(services.store, digest)
-            for entry in manifest.entries:
-                with services.store.open(entry.sha256):
-                    pass
         except (StoreError, InvalidManifest) as error:
             return f"artifact {name!r}: {error}"
+        for entry in manifest.entries:
+            if problem := stored_file_problem(services.store, entry):
+                return f"artifact {name!r}, file {entry.name}: {problem}"
     return ""
 
 

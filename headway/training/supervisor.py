@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.training.process_table import adopt_orphans, boot_id, kill_descendants, read_process
-from trainer.blobs import Json, canonical_json
+from trainer.blobs import Json, canonical_json, sync_folder
 from trainer.events import (
     Event,
     HeartbeatFile,
@@ -331,15 +331,6 @@ def publish(path: Path, document: Json) -> None:
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
