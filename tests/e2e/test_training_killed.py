@@ -78,8 +78,6 @@ def _processes(bench: TrainingBench, word: str) -> list[int]:
 
 
 def _kill(pids: list[int], moments: random.Random) -> bool:
-    if not pids:
-        return False
     try:
         os.kill(moments.choice(pids), 9)
     except ProcessLookupError:
@@ -110,22 +108,18 @@ def _kill_while_it_runs(
     child = _start(root, bench, log)
     while sum(hits.values()) < KILLS:
         time.sleep(moments.uniform(0.5, 8.0))
-        victim = moments.choice(VICTIMS)
         if child.poll() is not None:
             child = _start(root, bench, log)
             continue
-        if victim == "supervisor":
-            hits[victim] += _kill(_processes(bench, "headway.training.supervisor"), moments)
-        elif victim == "rank":
-            hits[victim] += _kill(_processes(bench, "trainer.worker"), moments)
-        elif victim == "database":
+        living = {
+            "dagster": [child.pid],
+            "supervisor": _processes(bench, "headway.training.supervisor"),
+            "rank": _processes(bench, "trainer.worker"),
             # A backend that dies by SIGKILL makes the server drop every connection and recover from its log.
-            hits[victim] += _kill(list(_backends(postmaster)), moments)
-        else:
-            child.kill()
-            child.wait()
-            hits[victim] += 1
-            child = _start(root, bench, log)
+            "database": list(_backends(postmaster)),
+        }
+        victim = moments.choice([name for name in VICTIMS if living[name]])
+        hits[victim] += _kill(living[victim], moments)
     child.kill()
     child.wait()
     return hits
