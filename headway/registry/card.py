@@ -147,7 +147,9 @@ def _lines(document: Mapping[str, Json]) -> Iterator[str]:
         )
         for item in _maps(document["left_out"]):
             yield f"  left out   {item['partition']}: {item['reason']}"
-        yield from _table(_maps(document["metrics"]))
+        yield from _table("model", _maps(document["metrics"]))
+        for column, values in _map(document["segments"]).items():
+            yield from _table(f"candidate by {column}", [_segment_row(v, _map(s)) for v, s in _map(values).items()])
     gates = _maps(document["gates"])
     if gates:
         yield "  gates"
@@ -164,8 +166,17 @@ def _lines(document: Mapping[str, Json]) -> Iterator[str]:
     yield f"  code       {lineage['code_digest']}{dirty}"
 
 
-def _table(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
-    yield f"    {'model':<20}  {'AUC':<25}  {'log loss':<25}  {'calibration error':<25}  candidate's AUC gain"
+def _segment_row(value: str, segment: Mapping[str, Json]) -> dict[str, Json]:
+    """A segment's row of the card: the candidate's metrics there, and its gain over the historical rate."""
+    mine = _map(_map(segment.get("metrics")).get("candidate"))
+    row: dict[str, Json] = {"model": f"{value} ({segment['rows']:,} rows)"}
+    row |= {k: v for metric in METRICS for k, v in _spread(metric, mine.get(metric)).items()}
+    return row | _spread("gain", _map(segment.get("gains")).get("historical_rate"))
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    gain = "candidate's AUC gain" if title == "model" else "AUC gain over the historical rate"
+    yield f"    {title:<20}  {'AUC':<25}  {'log loss':<25}  {'calibration error':<25}  {gain}"
     for row in rows:
         cells = [_cell(row, metric) for metric in (*METRICS, "gain")]
         yield f"    {row['model']:<20}  {cells[0]:<25}  {cells[1]:<25}  {cells[2]:<25}  {cells[3]}".rstrip()

@@ -72,12 +72,13 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Segment:
-    """One value of a segment column: its rows, and by reference how much more AUC the candidate has."""
+    """One value of a segment column: its rows, every metric of every model there, and the candidate's gains of AUC."""
 
     rows: int
     positives: int
     days: int
     auc: Mapping[str, float | None]
+    metrics: Mapping[str, Mapping[str, Interval | None]]
     gains: Mapping[str, Interval | None]
 
 
@@ -117,7 +118,7 @@ class Evaluation:
                 "seed": SEED,
                 "calibration_bins": CALIBRATION_BINS,
             },
-            "metrics": {m: {n: _json(i) for n, i in found.items()} for m, found in self.metrics.items()},
+            "metrics": _metrics_json(self.metrics),
             "gains": {reference: _json(found) for reference, found in self.gains.items()},
             "segments": {c: {v: _segment_json(s) for v, s in found.items()} for c, found in self.segments.items()},
             "not_finite": dict(self.not_finite),
@@ -183,11 +184,6 @@ def measure(scored: ScoredRows, policy: Policy) -> Evaluation:
     days = max(1, len(present))
     counts = day_counts(days, policy.resamples, SEED)
     everything = np.ones(len(scored.labels), dtype=np.bool_)
-    metrics: dict[str, dict[str, Interval | None]] = {}
-    for model, scores in scored.scores.items():
-        weights = np.ones(len(scores))
-        made = {n: make(scores, scored.labels, day, days, weights) for n, make in _STATISTICS.items()}
-        metrics[model] = {n: _interval(s, days, counts, policy) for n, s in made.items()}
     return Evaluation(
         scores_digest=scored.digest,
         rows=scored.rows,
@@ -197,7 +193,7 @@ def measure(scored: ScoredRows, policy: Policy) -> Evaluation:
         blocks=scored.blocks,
         resamples=policy.resamples,
         confidence=policy.confidence,
-        metrics=metrics,
+        metrics=_metrics(scored, everything, day, days, counts, policy),
         gains=_gains(scored, everything, day, days, counts, policy)[1],
         segments={c: _segments(scored, c, day, days, counts, policy) for c in scored.segments},
         not_finite={model: int((~np.isfinite(s)).sum()) for model, s in scored.scores.items()},
@@ -212,8 +208,26 @@ def _segments(
     for value in sorted(set(values.tolist())):
         inside = np.asarray(values == value)
         areas, gains = _gains(scored, inside, day, days, counts, policy)
+        metrics = _metrics(scored, inside, day, days, counts, policy)
         rows, positives = int(inside.sum()), int(scored.labels[inside].sum())
-        found[value] = Segment(rows, positives, len(np.unique(day[inside])), areas, gains)
+        found[value] = Segment(rows, positives, len(np.unique(day[inside])), areas, metrics, gains)
+    return found
+
+
+def _metrics(
+    scored: ScoredRows,
+    inside: NDArray[np.bool_],
+    day: NDArray[np.int64],
+    days: int,
+    counts: Counts,
+    policy: Policy,
+) -> dict[str, dict[str, Interval | None]]:
+    """Every metric of every model with its interval, among some of the rows."""
+    weights = np.ones(int(inside.sum()))
+    found: dict[str, dict[str, Interval | None]] = {}
+    for model, scores in scored.scores.items():
+        made = {n: m(scores[inside], scored.labels[inside], day[inside], days, weights) for n, m in _STATISTICS.items()}
+        found[model] = {n: _interval(s, days, counts, policy) for n, s in made.items()}
     return found
 
 
@@ -250,12 +264,17 @@ def _json(found: Interval | None) -> Json:
     return None if found is None else {"value": found.value, "lower": found.lower, "upper": found.upper}
 
 
+def _metrics_json(metrics: Mapping[str, Mapping[str, Interval | None]]) -> dict[str, Json]:
+    return {model: {name: _json(found) for name, found in named.items()} for model, named in metrics.items()}
+
+
 def _segment_json(segment: Segment) -> Json:
     return {
         "rows": segment.rows,
         "positives": segment.positives,
         "days": segment.days,
         "auc": dict(segment.auc),
+        "metrics": _metrics_json(segment.metrics),
         "gains": {reference: _json(found) for reference, found in segment.gains.items()},
     }
 

@@ -78,6 +78,12 @@ def test_the_card_shows_metrics_with_intervals_gates_cost_and_lineage(bench: Ben
     text = _run(bench, "models", "show", version.manifest_digest[7:17]).output
     for said in ("standing   eligible", f"AUC {mine['auc']:.4f} against", "12.5 worker-seconds", "pass       segments"):
         assert said in text
+    for column, values in card["segments"].items():
+        assert f"candidate by {column}" in text
+        for value, segment in values.items():
+            loss = segment["metrics"]["candidate"]["log_loss"]["value"]
+            (line,) = [row for row in text.splitlines() if f" {value} ({segment['rows']:,} rows)" in row]
+            assert f"{loss:.4f} [" in line
 
 
 @pytest.mark.parametrize("reference", ["delay@1", "1", "digest"])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.registry_cases import evaluation, scored
 
 from headway.registry.metrics import (
     CALIBRATION_BINS,
@@ -203,3 +204,18 @@ def test_resamples_without_one_class_count_as_the_worst_at_both_ends() -> None:
     found = interval(statistic, 3, day_counts(3, 400, 1), 0.95)
     assert found is not None
     assert (found.value, found.lower, found.upper) == (1.0, None, None)
+
+
+def test_a_segment_is_measured_as_its_rows_alone_would_be() -> None:
+    rows = scored(rows=900, skill={"champion": 1.5})
+    whole = evaluation(rows)
+    for value in set(rows.segments["carrier"].tolist()):
+        inside = np.asarray(rows.segments["carrier"] == value)
+        segment = whole.segments["carrier"][value]
+        for model, scores in rows.scores.items():
+            said = {name: None if found is None else found.value for name, found in segment.metrics[model].items()}
+            kept, labels = scores[inside], rows.labels[inside]
+            assert said["auc"] == pytest.approx(auc(kept, labels), abs=1e-12)
+            assert said["log_loss"] == pytest.approx(log_loss(kept, labels), abs=1e-12)
+            assert said["calibration_error"] == pytest.approx(calibration_error(kept, labels), abs=1e-12)
+            assert said["auc"] == pytest.approx(segment.auc[model], abs=1e-12)
