@@ -19,7 +19,10 @@ STATE = """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status } } }"""
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+REEXECUTE = """mutation($params: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 TERMINATE = """mutation($id: String!) { terminateRun(runId: $id) { __typename } }"""
+SUCCEEDED = """query { runsOrError(filter: {statuses: [SUCCESS]}, limit: 1) { ... on Runs { results { runId } } } }"""
 STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 
 
@@ -55,6 +58,7 @@ def test_backfill_cancel_and_leaving(tmp_path: Path) -> None:
     try:
         with serving_shop(tmp_path, bench, toy) as url:
             _three_months(url, bench)
+            _re_executed(url, bench)
             hold.touch()
             cancelled = _cancelled_from_the_page(url, bench)
             _refused_to_a_machine(url, bench, cancelled)
@@ -77,6 +81,18 @@ def _three_months(url: str, bench: TrainingBench) -> None:
     assert {(r.status, len(r.attempts)) for r in runs} == {("succeeded", 1)}
     assert _ended(url, _launch(url, *months)) == "COMPLETED_SUCCESS"
     assert len(bench.runs()) == 3
+
+
+def _re_executed(url: str, bench: TrainingBench) -> None:
+    """Re-execution of a run that succeeded, by a person on the page: up to date, and no second training."""
+    (newest, *_) = ask(url, SUCCEEDED)["runsOrError"]["results"]
+    params = {"parentRunId": newest["runId"], "strategy": "ALL_STEPS"}
+    launched = ask(url, REEXECUTE, params=params)["launchRunReexecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    _wait(lambda: ask(url, STATUS, id=launched["run"]["runId"])["runOrError"]["status"] == "SUCCESS")
+    runs = bench.runs()
+    assert len(runs) == 3
+    assert {len(r.attempts) for r in runs} == {1}
 
 
 def _cancelled_from_the_page(url: str, bench: TrainingBench) -> str:
