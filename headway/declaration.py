@@ -554,12 +554,95 @@ class RequestColumn(Spec):
     description: str = ""
 
 
+class FeatureGroupSpec(Spec):
+    """How old one view's features may be when a request is answered."""
+
+    max_staleness: Duration | None = Field(
+        default=None, description="Age at which the view counts as stale; none: only its source's watermark decides."
+    )
+    policy: Literal["serve", "fail"] = Field(
+        default="serve", description="Stale or missing: answer and say so, or refuse the request."
+    )
+
+
+class InferenceLogSpec(Spec):
+    """The local spool of answers that wait to be shipped."""
+
+    policy: Literal["drop", "must_log"] = Field(
+        default="must_log", description="When the spool is full: answer and count the loss, or refuse to answer."
+    )
+    max_bytes: int = Field(default=256 * 1024 * 1024, ge=4096)
+
+
 class ServingSpec(Spec):
     """What a caller sends: only what is known at the observation. Everything else is computed here."""
 
     request: dict[Name, RequestColumn] = Field(min_length=1)
     observed: str = Field(description="Timestamp field of the request from which the observation is counted back.")
     before: Duration = Field(description="How long before it the prediction is asked for.")
+    deadline: Duration = Field(default="2s", description="Time for an answer when the request names none.")
+    max_rows: int = Field(default=1000, ge=1, description="Rows of one request.")
+    groups: dict[Name, FeatureGroupSpec] = Field(default_factory=dict, description="By view; others are served.")
+    log: InferenceLogSpec = InferenceLogSpec()
+
+
+class LabelMatchSpec(Spec):
+    """How labels find their predictions, and when they are expected."""
+
+    match: dict[str, str] = Field(
+        default_factory=dict,
+        description="Request field -> column of the label source; together they name one event. None: by id only.",
+    )
+    expected_within: Duration = Field(default="7d", description="By then a label is due, or it never comes.")
+    horizon: Duration = Field(default="400d", description="Labels of older predictions are refused.")
+    maturity: float = Field(
+        default=0.95, gt=0, le=1, description="Share of expected labels that a cohort needs to be judged."
+    )
+
+
+class DriftSpec(Spec):
+    """When the inputs or scores of a week count as moved, against what the model saw in training."""
+
+    entity: tuple[str, ...] = Field(default=(), description="Request fields whose rows move together.")
+    minimum: int = Field(default=500, ge=50, description="Rows that a week needs to be judged.")
+    psi: float = Field(default=0.1, gt=0, description="Population stability index that counts as an effect.")
+    distance: float = Field(default=0.1, gt=0, description="Standardised Wasserstein distance that counts as one.")
+    false_discovery: float = Field(default=0.05, gt=0, lt=0.5)
+    permutations: int = Field(default=400, ge=100)
+    weeks: int = Field(default=3, ge=1, description="Weeks with drift, of the last `of`, that make it persistent.")
+    of: int = Field(default=4, ge=1)
+
+    @model_validator(mode="after")
+    def _some_of_many(self) -> Self:
+        if self.weeks > self.of:
+            raise ValueError(f"weeks: {self.weeks} of {self.of} weeks cannot be")
+        return self
+
+
+class RetrainingSpec(Spec):
+    """What evidence, money and time a retraining needs."""
+
+    minimum_labels: int = Field(default=1000, ge=1, description="Mature labels since the present model's data ended.")
+    minimum_gain: float = Field(default=0.002, ge=0, description="Expected AUC gain below which nothing is asked for.")
+    quality_loss: float = Field(
+        default=0.03, gt=0, description="AUC below that of the evaluation, at the interval's upper end, that counts."
+    )
+    cooldown: Duration = Field(default="14d", description="Between two requests; at least the labels' maturity.")
+    per_run: Duration = Field(default="30m", description="Worker time that a request reserves.")
+    per_month: Duration = Field(default="4h", description="Worker time of a month's retrainings.")
+    max_failures: int = Field(default=3, ge=1, description="Failed candidates after which a person is asked.")
+    approval: Literal["automatic", "person"] = "automatic"
+
+
+class MonitoringSpec(Spec):
+    """How answers are followed: labels, quality, drift, and what may retrain by itself."""
+
+    labels: LabelMatchSpec = LabelMatchSpec()
+    segments: tuple[str, ...] = Field(
+        default=(), description="Columns whose values are looked at one by one; none: those of the evaluation."
+    )
+    drift: DriftSpec = DriftSpec()
+    retraining: RetrainingSpec | None = Field(default=None, description="None: nothing retrains by itself.")
 
 
 class PipelineSpec(Spec):
@@ -575,6 +658,7 @@ class PipelineSpec(Spec):
     evaluation: EvaluationSpec | None = None
     promotion: PromotionSpec | None = None
     serving: ServingSpec | None = None
+    monitoring: MonitoringSpec | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -596,6 +680,7 @@ class PipelineSpec(Spec):
         self._check_derived()
         self._check_training()
         self._check_serving()
+        self._check_monitoring()
         return self
 
     def feature_names(self) -> tuple[str, ...]:
@@ -722,6 +807,38 @@ class PipelineSpec(Spec):
                 f"serving.request: custom features {sorted(self.features.custom)} get label rows whole, and no field "
                 f"of the request fills {unfilled}. Add fields that fill them, or drop them from label.carry"
             )
+
+        for name in serving.groups:
+            if name not in self.features.views:
+                raise ValueError(f"serving.groups: no view {name!r}; views are {sorted(self.features.views)}")
+
+    def _check_monitoring(self) -> None:
+        monitoring = self.monitoring
+        if monitoring is None:
+            return
+        if self.training is None or self.serving is None:
+            raise ValueError("monitoring: there are no answers to follow without `training` and `serving`")
+        request, source = self.serving.request, self.sources[self.label.source]
+        for field, column in monitoring.labels.match.items():
+            if field not in request:
+                raise ValueError(f"monitoring.labels.match: no request field {field!r}; they are {sorted(request)}")
+            if column not in source.columns:
+                raise ValueError(f"monitoring.labels.match.{field}: {self.label.source} has no column {column!r}")
+            if source.columns[column].type != request[field].type:
+                kind = source.columns[column].type
+                raise ValueError(f"monitoring.labels.match.{field}: {column!r} is {kind}, not {request[field].type}")
+        for field in monitoring.drift.entity:
+            if field not in request:
+                raise ValueError(f"monitoring.drift.entity: no request field {field!r}; they are {sorted(request)}")
+        columns = {*self.label_inputs(), *self.feature_names()}
+        for name in monitoring.segments:
+            if name not in columns:
+                raise ValueError(f"monitoring.segments: no column {name!r}; columns are {sorted(columns)}")
+
+    def monitored_segments(self) -> tuple[str, ...]:
+        """Columns whose values monitoring looks at one by one."""
+        declared = () if self.monitoring is None else self.monitoring.segments
+        return declared or tuple(() if self.evaluation is None else self.evaluation.segments)
 
     def _source(self, where: str, name: str) -> SourceSpec:
         if name not in self.sources:

@@ -45,7 +45,7 @@ class Effective:
 class Settings:
     """The settings in force, read once from the environment by `load_settings`.
 
-    `dagster_database_url` is empty when Dagster keeps its instance in SQLite; `ui_port` 0 takes any free port.
+    `dagster_database_url` is empty when Dagster keeps its instance in SQLite; port 0 takes any free one.
     """
 
     home: Path
@@ -55,6 +55,8 @@ class Settings:
     database_url: str
     dagster_database_url: str
     ui_port: int
+    online_url: str
+    serve_port: int
     debug: bool
     effective: tuple[Effective, ...]
     unknown: tuple[str, ...]
@@ -68,6 +70,16 @@ class Settings:
     def keys_folder(self) -> Path:
         """Folder of the role keys."""
         return self.home / "keys"
+
+    @property
+    def clock_file(self) -> Path:
+        """The file that holds the world's clock while a replay moves it; absent: the machine's clock."""
+        return self.home / "clock.json"
+
+    @property
+    def serving_folder(self) -> Path:
+        """Folder of the servers: their last pointer, their verified copies and their spools."""
+        return self.home / "serving"
 
     @property
     def dagster_home(self) -> Path:
@@ -107,6 +119,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     database_url = reader.take("DATABASE_URL", f"sqlite:///{home / 'catalog.db'}", _word)
     dagster_database_url = reader.take("DAGSTER_DATABASE_URL", "", _dagster_url)
     ui_port = reader.take("UI_PORT", 3000, _port)
+    online_url = reader.take("ONLINE_URL", f"sqlite:///{home / 'online.db'}", _word)
+    serve_port = reader.take("SERVE_PORT", 8080, _port)
     debug = reader.take("DEBUG", False, _flag)
     known = [entry.variable for entry in reader.effective]
     unknown = tuple(sorted(name for name in source if name.startswith(PREFIX) and name not in known))
@@ -120,6 +134,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         database_url=database_url,
         dagster_database_url=dagster_database_url,
         ui_port=ui_port,
+        online_url=online_url,
+        serve_port=serve_port,
         debug=debug,
         effective=tuple(reader.effective),
         unknown=unknown,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.catalog.clock import Clock, system_clock
 from headway.errors import HeadwayError
 from headway.home import Settings
+from headway.world import world_clock
 
 if TYPE_CHECKING:
     from headway.artifacts.store import LocalStore
@@ -26,11 +28,15 @@ class HomeUnusable(HeadwayError):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What every command works with: the source of truth, the artifacts, and on whose behalf it acts."""
+    """What every command works with: the source of truth, the artifacts, and on whose behalf it acts.
+
+    `world` is the clock of requests, labels and weeks; `catalog.clock` that of commits.
+    """
 
     catalog: "Catalog"
     store: "LocalStore"
     principal: "Principal"
+    world: Clock = system_clock
 
     def close(self) -> None:
         """Give back the catalog's connections."""
@@ -57,7 +63,7 @@ def connect(settings: Settings) -> Services:
         raise HomeUnusable(settings.home, error) from error
     principal = Principal(tenant=settings.tenant, actor=settings.actor)
     catalog.ensure_tenant(principal)
-    return Services(catalog, store, principal)
+    return Services(catalog, store, principal, world_clock(settings.clock_file))
 
 
 @contextmanager
