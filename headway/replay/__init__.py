@@ -1,0 +1,1 @@
+"""Recorded events played back through the real serving path, on a clock that the replay moves."""

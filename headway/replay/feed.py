@@ -1,0 +1,182 @@
+"""Plays recorded events through a running server: asks at their time, reports outcomes when they come in.
+
+The clock of the world is moved from event to event; nothing sleeps. The online store is brought up to each full hour
+first. Called again it goes on from where the clock stands: events until then are done, outcomes that were still to be
+reported are reported by the caller's id.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headway.catalog.clock import utc_text
+from headway.declaration import duration_us
+from headway.home import Settings
+from headway.loading import Pipeline
+from headway.monitoring.windows import week_bounds, week_key
+from headway.replay.client import Reply, ServingClient
+from headway.replay.events import Asked, Outcome, ReportDelay, events_of, hours_between, partitions_between
+from headway.services import Services
+from headway.world import move_clock
+
+if TYPE_CHECKING:
+    from headway.features.online.store import OnlineStore
+    from trainer.blobs import Json
+
+_HOUR = 3_600_000_000
+_DAY = 24 * _HOUR
+_LABELS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that goes wrong with a source between two instants (microseconds UTC).
+
+    `held` sources are not brought online meanwhile. `begin` and `finish` run when the clock passes `start` and `end`.
+    """
+
+    name: str
+    start: int
+    end: int
+    held: frozenset[str] = frozenset()
+    begin: Callable[[], None] | None = None
+    finish: Callable[[], None] | None = None
+
+
+@dataclass
+class FeedCount:
+    """What a feed did: answers by HTTP status, degraded codes, reports by result, hours and bytes of nothing else."""
+
+    answers: Counter[int] = field(default_factory=Counter[int])
+    degraded: Counter[str] = field(default_factory=Counter[str])
+    refused: Counter[str] = field(default_factory=Counter[str])
+    labels: Counter[str] = field(default_factory=Counter[str])
+    syncs: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that were sent."""
+        return sum(self.answers.values())
+
+
+@dataclass
+class Feed:
+    """A replay of one pipeline's events against one server.
+
+    `per_day` events of each partition of the label source are asked. `on_day` and `on_week` are called when the clock
+    has passed the end of a day (its end in microseconds) or of a week (its key).
+    """
+
+    settings: Settings
+    services: Services
+    pipeline: Pipeline
+    online: OnlineStore
+    client: ServingClient
+    per_day: int
+    delay: ReportDelay = field(default_factory=ReportDelay)
+    disturbances: Sequence[Disturbance] = ()
+    on_day: Callable[[int], None] | None = None
+    on_week: Callable[[str], None] | None = None
+    count: FeedCount = field(default_factory=FeedCount)
+    _reports: list[tuple[int, str, Outcome]] = field(default_factory=list[tuple[int, str, Outcome]], init=False)
+
+    def run(self, until: int) -> FeedCount:
+        """Play everything between the clock's time and `until` (microseconds UTC).
+
+        Raises:
+            ClockMovesBack: the clock stands later already.
+            ServerUnusable: the server went away.
+            NotReplayable: the declaration does not say what a request held.
+        """
+        start = self.services.world()
+        asked = self._events(start, until)
+        for hour in hours_between(start, until):
+            self._disturb(hour)
+            self._bring_online(hour - _HOUR)
+            while asked and asked[-1].at < hour:
+                self._ask(asked.pop())
+            move_clock(self.settings.clock_file, hour)
+            self._report(hour)
+            self._close_periods(hour)
+        move_clock(self.settings.clock_file, until)
+        self._bring_online(until)
+        return self.count
+
+    def _events(self, start: int, until: int) -> list[Asked]:
+        """What is to be asked, last first; what is still to be reported of earlier events waits in a heap."""
+        monitoring = self.pipeline.spec.monitoring
+        back = duration_us(monitoring.labels.expected_within) if monitoring is not None else 7 * _DAY
+        asked: list[Asked] = []
+        for partition in partitions_between(self.pipeline.spec, start - back, until):
+            for event in events_of(self.services, self.pipeline, partition, self.per_day, self.delay):
+                if start <= event.at < until:
+                    asked.append(event)
+                elif event.at < start and event.outcome is not None and event.outcome.reported_at > start:
+                    self._reports.append((event.outcome.reported_at, event.caller_id, event.outcome))
+        asked.sort(key=lambda e: (e.at, e.caller_id), reverse=True)
+        heapq.heapify(self._reports)
+        return asked
+
+    def _disturb(self, hour: int) -> None:
+        for disturbance in self.disturbances:
+            if hour - _HOUR <= disturbance.start < hour and disturbance.begin is not None:
+                disturbance.begin()
+            if hour - _HOUR <= disturbance.end < hour and disturbance.finish is not None:
+                disturbance.finish()
+
+    def _bring_online(self, moment: int) -> None:
+        from headway.features.online.sync import sync_online
+
+        held = {s for d in self.disturbances if d.start <= moment < d.end for s in d.held}
+        until = max(moment, 0)
+        sync_online(self.services, self.pipeline, self.online, until=until, hold=held)
+        self.count.syncs += 1
+
+    def _ask(self, event: Asked) -> None:
+        move_clock(self.settings.clock_file, event.at)
+        reply = self.client.infer(self.pipeline.spec, self.pipeline.name, event.caller_id, event.request)
+        self.count.answers[reply.status] += 1
+        if reply.status != 200:
+            self.count.refused[str(reply.body.get("code", reply.status))] += 1
+        self.count.degraded.update(degraded_codes(reply))
+        if event.outcome is not None:
+            heapq.heappush(self._reports, (event.outcome.reported_at, event.caller_id, event.outcome))
+
+    def _report(self, now: int) -> None:
+        """Report the outcomes that have come in by now."""
+        due: list[dict[str, Json]] = []
+        while self._reports and self._reports[0][0] <= now:
+            _, caller_id, outcome = heapq.heappop(self._reports)
+            due.append(
+                {
+                    "id": caller_id,
+                    "value": outcome.value,
+                    "observed_at": utc_text(outcome.known_at).replace("+00:00", "Z"),
+                    "source_id": caller_id,
+                }
+            )
+        for first in range(0, len(due), _LABELS_AT_ONCE):
+            reply = self.client.labels(
+                [{"endpoint": self.pipeline.name, **d} for d in due[first : first + _LABELS_AT_ONCE]]
+            )
+            results: list[dict[str, Any]] = reply.body.get("results", [])
+            self.count.labels.update(str(r.get("status")) for r in results)
+            if reply.status != 200:
+                self.count.labels[f"http_{reply.status}"] += len(due)
+
+    def _close_periods(self, hour: int) -> None:
+        if hour % _DAY == 0 and self.on_day is not None:
+            self.on_day(hour)
+        week = week_key(hour - 1)
+        if week_bounds(week)[1] == hour and self.on_week is not None:
+            self.on_week(week)
+
+
+def degraded_codes(reply: Reply) -> set[str]:
+    """The codes that an answer, or any of its rows, carries."""
+    told: Any = reply.body.get("parameters", {}).get("degraded", [])
+    return {str(c) for row in told for c in (row if isinstance(row, list) else [row])}
