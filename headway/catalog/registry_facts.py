@@ -4,7 +4,7 @@ Times are int64 microseconds UTC. A manifest digest is the identity of what is r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
 from headway.artifacts.digests import Json, digest_json
@@ -18,6 +18,7 @@ Role: TypeAlias = Literal["trainer", "gate", "promoter"]
 Verdict: TypeAlias = Literal["pass", "fail", "undecided"]
 Phase: TypeAlias = Literal["steady", "shadow", "canary"]
 Arm: TypeAlias = Literal["stable", "candidate", "shadow"]
+PredictionSource: TypeAlias = Literal["batch", "online"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ModelVersionFacts:
     def __post_init__(self) -> None:
         for name in ("model_id", "pipeline", "run_id", "feature_set", "as_of"):
             check_name(name, getattr(self, name))
-        _check_one_of("kind", self.kind, get_args(ModelKind))
+        check_one_of("kind", self.kind, get_args(ModelKind))
         check_hash("manifest_digest", self.manifest_digest)
         check_hash("contract_hash", self.contract_hash)
         check_json("contract", self.contract)
@@ -123,7 +124,7 @@ class AttestationFacts:
             check_hash(name, getattr(self, name))
         for name in ("predicate_type", "key_id"):
             check_name(name, getattr(self, name))
-        _check_one_of("role", self.role, get_args(Role))
+        check_one_of("role", self.role, get_args(Role))
         check_blobs(self.blobs, self.envelope_digest)
         object.__setattr__(self, "blobs", sorted_blobs(self.blobs))
 
@@ -201,7 +202,7 @@ class GateResultFacts:
     def __post_init__(self) -> None:
         for name in ("model_id", "gate"):
             check_name(name, getattr(self, name))
-        _check_one_of("verdict", self.verdict, get_args(Verdict))
+        check_one_of("verdict", self.verdict, get_args(Verdict))
         check_text("reason", self.reason)
         check_json("metrics", self.metrics)
         for name in ("version", "policy_version"):
@@ -279,6 +280,10 @@ class PredictionFacts:
 
     `detail_digest` names a stored document (pinned dataset versions, request rows, feature values) and `row` this
     prediction's index in it. `feature_as_of` is the newest time that its features know; `output` is what was said.
+
+    `asked_at` is when it was asked and `observed_at` as of when its features were read, both in the world's time.
+    `caller_id` is the request's own id, `event_key` the digest of the fields by which a label source finds the event.
+    `segments` are the groups that quality is told by.
     """
 
     prediction_id: str
@@ -292,15 +297,29 @@ class PredictionFacts:
     latency_us: int
     detail_digest: str
     row: int
+    asked_at: int | None = field(default=None, kw_only=True)
+    observed_at: int | None = field(default=None, kw_only=True)
+    caller_id: str | None = field(default=None, kw_only=True)
+    event_key: str | None = field(default=None, kw_only=True)
+    score: float | None = field(default=None, kw_only=True)
+    segments: Mapping[str, Json] = field(default_factory=dict[str, "Json"], kw_only=True)
+    source: PredictionSource = field(default="batch", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("prediction_id", "feature_status", "status"):
             check_name(name, getattr(self, name))
-        check_time("feature_as_of", self.feature_as_of)
+        for name in ("feature_as_of", "asked_at", "observed_at"):
+            check_time(name, getattr(self, name))
+        for name in ("caller_id", "event_key"):
+            if getattr(self, name) is not None:
+                check_name(name, getattr(self, name))
+        check_json("score", self.score)
+        check_json("segments", self.segments)
+        check_one_of("source", self.source, get_args(PredictionSource))
         for name in ("feature_row_digest", "request_digest", "detail_digest"):
             check_hash(name, getattr(self, name))
         check_json("output", self.output)
-        _check_one_of("arm", self.arm, get_args(Arm))
+        check_one_of("arm", self.arm, get_args(Arm))
         for name in ("latency_us", "row"):
             check_count(name, getattr(self, name))
 
@@ -340,6 +359,7 @@ class PredictionBatch:
             raise InvalidFact("blobs", sorted(missing), "the blob of every detail document")
 
 
-def _check_one_of(field_name: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_one_of(field_name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse what is not one of the allowed words. Raises: InvalidFact."""
     if value not in allowed:
         raise InvalidFact(field_name, value, f"one of {', '.join(allowed)}")
