@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from headway.datasets.arrow import compute as pc
 from headway.datasets.text import ARROW_TYPES
 from headway.datasets.zones import instant
-from headway.declaration import PipelineSpec, RequestColumn, ServingSpec
+from headway.declaration import ColumnType, PipelineSpec, RequestColumn, ServingSpec
 from headway.errors import HeadwayError
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -92,6 +92,21 @@ def serving_of(spec: PipelineSpec) -> ServingSpec:
     if spec.serving is None:
         raise NotServed(f"pipeline {spec.name!r} declares no `serving`", "declare what a request holds, in defs.yaml")
     return spec.serving
+
+
+class ValueRefused(HeadwayError):
+    """A value that is not of its declared type: what is wrong with it, and what to do."""
+
+
+def parse_value(kind: ColumnType, value: object) -> Any:  # noqa: ANN401
+    """A JSON value of a declared type as Arrow takes it: times as microseconds UTC, dates as `date`.
+
+    Nothing is converted between kinds. Raises `ValueRefused`.
+    """
+    try:
+        return _PARSERS[kind](value)
+    except _Wrong as wrong:
+        raise ValueRefused(*wrong.args) from wrong
 
 
 def is_personal(spec: PipelineSpec, field: RequestColumn) -> bool:
