@@ -98,7 +98,7 @@ class FeaturesUnavailable(Retryable):
         self.view, self.status, self.reason, self.age_s, self.limit_s = view, status, reason, age_s, limit_s
 
 
-class InferenceFailed(HeadwayError):
+class ScoringFailed(HeadwayError):
     """The model gave this request no usable answer (500); `code` names how.
 
     Codes: `model_refused` (an input it does not take), `model_died`, `wrong_row_count`, `not_finite`, `feature_code`.
@@ -203,9 +203,10 @@ class Engine(Protocol):
 
         Raises:
             RequestsRefused: an observation that is still to come.
+            ContractNotMet: an input that the model requires is null in a row.
             DeadlineExceeded, QueueFull, NotReady, FeaturesUnavailable, LogFull, OnlineUnavailable: as they say.
             OnlineNotReady: the store was never filled for these features (headway.features.online).
-            InferenceFailed: only this request's rows are concerned.
+            ScoringFailed: only this request's rows are concerned.
         """
         ...
 
