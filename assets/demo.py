@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from assets.demo_model import AS_OF, model_job, settle, show_new_events
-from assets.keys import model_version_key, training_key
+from assets.demo_model import AS_OF, model_job, set_clock, settle, show_new_events
+from assets.keys import dataset_key, snapshot_key
 from headway.home import Settings, load_settings, write_dagster_instance
 from headway.loading import Pipeline, load_pipeline
 from headway.processes import die_with_parent
@@ -102,7 +102,7 @@ def _execute(pipeline: Pipeline, partitions: Sequence[str]) -> int:
 
 
 def _execute_model(pipeline: Pipeline) -> int:
-    """Execute training run and model version of the demo's `as_of`."""
+    """Execute training run and model version of the demo's `as_of`, and bring the features online."""
     import dagster as dg
 
     with dg.DagsterInstance.get() as instance:
@@ -123,8 +123,8 @@ def pipeline_job() -> dg.JobDefinition:
 
     from assets.definitions import defs
 
-    later = dg.AssetSelection.assets(training_key(PIPELINE), model_version_key(PIPELINE))
-    selection = dg.AssetSelection.groups(PIPELINE) - later
+    sources = load_pipeline(PIPELINE).spec.sources
+    selection = dg.AssetSelection.assets(*(dataset_key(PIPELINE, s) for s in sources), snapshot_key(PIPELINE))
     job = dg.define_asset_job(
         PIPELINE, selection=selection, executor_def=dg.multiprocess_executor.configured({"max_concurrent": 2})
     )
@@ -175,6 +175,7 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
             _close(watch, snapshots, changed=changed, served=None)
             return 0
         before = _versions(services, pipeline)
+        set_clock(settings)
         print(f"\ntraining on two nodes, as of {AS_OF}, then judging on the month after", flush=True)
         seen: dict[str, int] = {}
         show = lambda: show_new_events(services, pipeline.name, seen)  # noqa: E731
@@ -245,8 +246,6 @@ def _is_up_to_date(services: Services, pipeline: Pipeline, partitions: Sequence[
 def _is_shown(pipeline: Pipeline, partitions: Sequence[str]) -> bool:
     """Whether Dagster has a materialization of every partition: a run killed after its commits has none."""
     import dagster as dg
-
-    from assets.keys import dataset_key, snapshot_key
 
     with dg.DagsterInstance.get() as instance:
         for name, source in pipeline.spec.sources.items():
@@ -330,6 +329,8 @@ def _close(watch: Watch, snapshots: Sequence[str], *, changed: bool, served: boo
     if served is None:
         print(f"no model for a slice: without --first and --last the demo trains on {AS_OF} as well")
     print("look at it:            make ui      (then open http://127.0.0.1:3000)")
+    if served:
+        print("ask it over HTTP:      make serve   (prints a request to try)")
     print(f"check one snapshot:    .venv/bin/headway snapshots verify {snapshots[0]}")
 
 

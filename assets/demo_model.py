@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from assets.keys import model_version_key, training_key
 from headway.home import Settings
 from headway.loading import Pipeline
 from headway.services import Services
+from headway.world import move_clock, replayed_time
 
 if TYPE_CHECKING:
     import dagster as dg
 
 AS_OF = "2013-11-01"
+# The month after `as_of` judges the model, so it answers from December on: 60 minutes before a morning's departures.
+NOW = "2013-12-02T11:30:00Z"
 MODEL_JOB = "train_and_judge"
 _REQUESTS = 3
 
@@ -27,6 +31,14 @@ def model_job(pipeline: str) -> dg.JobDefinition:
     selection = dg.AssetSelection.assets(training_key(pipeline), model_version_key(pipeline))
     job = dg.define_asset_job(MODEL_JOB, selection=selection)
     return dg.Definitions.merge(defs(), dg.Definitions(jobs=[job])).resolve_job_def(MODEL_JOB)
+
+
+def set_clock(settings: Settings) -> None:
+    """Let the world's clock stand where the demo's model starts to answer, unless a feed moved it on."""
+    moment = round(datetime.fromisoformat(NOW).timestamp() * 1_000_000)
+    if replayed_time(settings.clock_file) is None:
+        move_clock(settings.clock_file, moment)
+        print(f"\nthe world's clock of this home stands at {NOW}; `headway demo feed` moves it", flush=True)
 
 
 def show_new_events(services: Services, pipeline: str, seen: dict[str, int]) -> None:
