@@ -1,8 +1,8 @@
 """What a label sent by somebody looks like, and what is refused before it reaches the catalog.
 
-An item names its prediction in exactly one way: `prediction_id` (the answer's), `id` (the caller's own), or `match` (the
-request fields that name the event). `value` has the type of the pipeline's target and is never converted: a JSON number
-is no text class, and `1.0` is no whole number.
+An item names its prediction in exactly one way: `prediction_id` (the answer's), `id` (the caller's own), or `match`
+(the request fields that name the event). `value` has the type of the pipeline's target and is never converted: a JSON
+number is no text class, and `1.0` is no whole number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.datasets.zones import iso
 from headway.declaration import ColumnType, LabelMatchSpec, PipelineSpec
 from headway.errors import HeadwayError
 from headway.monitoring.events import match_of
-from headway.serving.requests import ValueRefused, parse_value
+from headway.serving.requests import ValueRefused, is_personal, parse_value, serving_of
 from trainer.blobs import Json
 
 Source = Literal["auto", "human"]
@@ -46,8 +46,8 @@ class LabelFileRefused(HeadwayError):
 class LabelItem:
     """One label as it was sent, checked against the declaration; times are microseconds UTC.
 
-    `match` holds the values of the declared match fields. Exactly one of `prediction_id`, `caller_id` and `match` is set.
-    `observed_at` is None when the sender does not say when the outcome was known.
+    `match` holds the values of the declared match fields. Exactly one of `prediction_id`, `caller_id` and `match` is
+    set. `observed_at` is None when the sender does not say when the outcome was known.
     """
 
     prediction_id: str | None
@@ -190,11 +190,11 @@ def _value(spec: PipelineSpec, given: Mapping[str, object]) -> Json:
     kind, value = target_type(spec), given.get("value")
     if value is None:
         raise LabelRefused("value", "the value is missing", f"give a {kind}; where there is no outcome send no label")
-    found = _parsed(kind, "value", value)
+    personal = spec.label.target in spec.sources[spec.label.source].privacy.personal
+    found = _parsed(kind, "value", value, personal=personal)
     if spec.training is not None and kind == "int64" and found not in (0, 1):
         raise LabelRefused("value", f"value is {found}", "the target is a class of two: give 0 or 1")
-    # Microseconds and dates travel as JSON holds them; every other type is JSON already.
-    return found.isoformat() if kind == "date" else found
+    return str(found) if kind == "date" else found
 
 
 def _match(spec: PipelineSpec, given: object) -> dict[str, Any]:
@@ -206,8 +206,11 @@ def _match(spec: PipelineSpec, given: object) -> dict[str, Any]:
         raise LabelRefused(
             "match", f"match holds {sorted(fields)!r:.200}", f"give a value for each of {', '.join(declared)}"
         )
-    request = spec.serving.request if spec.serving is not None else {}
-    return {name: _parsed(request[name].type, f"match.{name}", fields[name]) for name in declared}
+    request = serving_of(spec).request
+    return {
+        name: _parsed(request[name].type, f"match.{name}", fields[name], personal=is_personal(spec, request[name]))
+        for name in declared
+    }
 
 
 def _observed(given: Mapping[str, object], now: int) -> int | None:
@@ -224,8 +227,9 @@ def _observed(given: Mapping[str, object], now: int) -> int | None:
     return moment
 
 
-def _parsed(kind: ColumnType, field: str, value: object) -> Any:  # noqa: ANN401
+def _parsed(kind: ColumnType, field: str, value: object, *, personal: bool = False) -> Any:  # noqa: ANN401
     try:
         return parse_value(kind, value)
     except ValueRefused as wrong:
-        raise LabelRefused(field.partition(".")[0], f"{field} {value!r:.80} {wrong.message}", wrong.remedy) from None
+        shown = "(withheld: personal)" if personal else f"{value!r:.80}"
+        raise LabelRefused(field.partition(".")[0], f"{field} {shown} {wrong.message}", wrong.remedy) from None
