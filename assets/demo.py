@@ -23,6 +23,7 @@ from assets.keys import dataset_key, snapshot_key
 from headway.home import Settings, load_settings, write_dagster_instance
 from headway.loading import Pipeline, load_pipeline
 from headway.processes import die_with_parent
+from headway.replay.home import keep_untrained
 from headway.services import Services, open_services
 from headway.training.launchers import launcher_for
 
@@ -175,6 +176,8 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
             _close(watch, snapshots, changed=changed, served=None)
             return 0
         before = _versions(services, pipeline)
+        if before == 0:
+            keep_untrained(settings)
         set_clock(settings)
         print(f"\ntraining on two nodes, as of {AS_OF}, then judging on the month after", flush=True)
         seen: dict[str, int] = {}
