@@ -18,14 +18,15 @@ from headway.home import Settings
 def command(settings: Settings, endpoint_id: str, reason: str, as_json: bool) -> None:
     """Swap an endpoint's stable and previous versions. The same rollback again, right after, changes nothing.
 
-    Refused while the previous version's files, or the signature of its own promotion, do not verify.
+    The promoter signs it, as a promotion. Refused while the previous version's files, or the signature of its own
+    promotion, do not verify.
     """
     from headway.registry.keys import KeyRing
     from headway.registry.promote import rollback
     from headway.services import open_services
 
     with open_services(settings) as services:
-        endpoint = rollback(services, KeyRing(settings.keys_folder).trust(), endpoint_id, reason)
+        endpoint = rollback(services, KeyRing(settings.keys_folder), endpoint_id, reason)
     if as_json:
         click.echo(json.dumps(asdict(endpoint), indent=2))
         return

@@ -1,5 +1,8 @@
 """Moves an endpoint to a version, on evidence only, and back."""
 
+from dataclasses import dataclass
+
+from headway.artifacts.digests import Json
 from headway.artifacts.errors import StoreError
 from headway.artifacts.manifest import InvalidManifest, read_manifest
 from headway.catalog.registry_facts import Endpoint, EndpointEvent, ModelVersion, PromotionEvidence
@@ -8,7 +11,7 @@ from headway.registry.dossier import promotion_event, stored_files
 from headway.registry.dsse import SignatureRefused
 from headway.registry.evidence import collect_evidence
 from headway.registry.keys import KeyRing, Trust
-from headway.registry.statements import PROMOTION, Signed, open_promotion, record, sign_now
+from headway.registry.statements import PROMOTION, ROLLBACK, Signed, open_promotion, open_rollback, record, sign_now
 from headway.services import Services
 
 
@@ -78,13 +81,15 @@ def promote(services: Services, keyring: KeyRing, endpoint_id: str, model_id: st
 
 
 def rollback(
-    services: Services, trust: Trust, endpoint_id: str, reason: str, expected_epoch: int | None = None
+    services: Services, keyring: KeyRing, endpoint_id: str, reason: str, expected_epoch: int | None = None
 ) -> Endpoint:
     """Swap the endpoint's stable and previous versions. The same rollback right after itself changes nothing.
 
+    The promoter signs it for this endpoint and epoch, so that a server follows it without the catalog's word alone.
+
     Args:
         services: the catalog and store.
-        trust: the public keys with which the promotion of the previous version must verify.
+        keyring: signs; the promotion of the previous version must verify with its public keys.
         endpoint_id: the endpoint.
         reason: kept with the move.
         expected_epoch: the endpoint's epoch; None: the present one.
@@ -93,6 +98,7 @@ def rollback(
         UnknownEndpoint: there is no such endpoint.
         NothingToRollBack: there is no previous version; nothing changes.
         RollbackRefused: its files or its own promotion do not verify; nothing changes.
+        KeyUnusable: the promoter's key cannot be used; nothing changes.
         EndpointMoved: the endpoint is not at `expected_epoch` any more.
     """
     catalog, principal = services.catalog, services.principal
@@ -101,9 +107,26 @@ def rollback(
     if endpoint is not None and _repeats(events[-1], endpoint, reason, expected_epoch):
         return endpoint
     if endpoint is not None and endpoint.previous is not None and expected_epoch in (None, endpoint.epoch):
-        _require_whole(services, trust, endpoint, endpoint.previous)
+        version = _require_whole(services, keyring.trust(), endpoint, endpoint.previous)
         expected_epoch = endpoint.epoch
+        _sign_rollback(services, keyring, endpoint, version, reason)
     return catalog.rollback(principal, None, endpoint_id, expected_epoch=expected_epoch, reason=reason)
+
+
+def _sign_rollback(
+    services: Services, keyring: KeyRing, endpoint: Endpoint, version: ModelVersion, reason: str
+) -> None:
+    predicate: dict[str, Json] = {
+        "endpoint": endpoint.endpoint_id,
+        "epoch": endpoint.epoch + 1,
+        "model": endpoint.model_id,
+        "from": endpoint.stable,
+        "to": version.version,
+        "reason": reason,
+    }
+    name = f"{version.model_id}@{version.version}"
+    envelope = sign_now(keyring, "promoter", name, version.manifest_digest, ROLLBACK, predicate)
+    record(services, envelope, version.manifest_digest, ROLLBACK, "promoter")
 
 
 def _repeats(last: EndpointEvent, endpoint: Endpoint, reason: str, expected_epoch: int | None) -> bool:
@@ -111,7 +134,7 @@ def _repeats(last: EndpointEvent, endpoint: Endpoint, reason: str, expected_epoc
     return same and expected_epoch in (None, last.epoch - 1)
 
 
-def _require_whole(services: Services, trust: Trust, endpoint: Endpoint, number: int) -> None:
+def _require_whole(services: Services, trust: Trust, endpoint: Endpoint, number: int) -> ModelVersion:
     version = services.catalog.model_version(services.principal, endpoint.model_id, number)
     try:
         _verify_promotion(services, trust, endpoint, version)
@@ -128,6 +151,7 @@ def _require_whole(services: Services, trust: Trust, endpoint: Endpoint, number:
             f"{version.model_id}@{endpoint.stable} stays",
             f"restore its files from a copy, or promote a version: headway promote {name} -e {endpoint.endpoint_id}",
         )
+    return version
 
 
 def stable_version(services: Services, endpoint_id: str) -> ModelVersion | None:
@@ -138,28 +162,76 @@ def stable_version(services: Services, endpoint_id: str) -> ModelVersion | None:
     return services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
 
 
-def verify_served(services: Services, trust: Trust, endpoint: Endpoint) -> EndpointEvent:
-    """Return the promotion by which an endpoint's stable version came there, after verifying its statement.
+@dataclass(frozen=True)
+class ServedProof:
+    """Why an endpoint serves what it serves: the version's promotion there, and the rollback that returned to it.
 
-    A rollback needs no new statement: it returns to a version that was promoted to this endpoint before.
+    `rollback` is None when the promotion itself is the endpoint's last move. The statements are verified.
+    """
+
+    promotion: EndpointEvent
+    promoted: Signed
+    rollback: EndpointEvent | None
+    rolled_back: Signed | None
+
+
+def verify_served(services: Services, trust: Trust, endpoint: Endpoint) -> EndpointEvent:
+    """Return the promotion by which an endpoint's stable version came there, after verifying `prove_served`."""
+    return prove_served(services, trust, endpoint).promotion
+
+
+def prove_served(services: Services, trust: Trust, endpoint: Endpoint) -> ServedProof:
+    """Return the verified statements by which an endpoint serves its stable version at its epoch.
+
+    The version's promotion to this endpoint must verify; where the endpoint's last move was a rollback to it, so must
+    the statement of that rollback.
 
     Args:
-        services: the catalog and store that hold the statement.
+        services: the catalog and store that hold the statements.
         trust: the public keys that count.
         endpoint: the endpoint as it was read; what happened to it since does not matter.
 
     Raises:
-        NotPromoted: no such promotion, or its statement does not verify for this endpoint, epoch and gate set.
-        StoreError: the envelope is not in the store.
+        NotPromoted: no such promotion or rollback, or its statement does not verify for this endpoint and epoch.
+        StoreError: an envelope is not in the store.
     """
     if endpoint.stable is None:
         raise NotPromoted(f"endpoint {endpoint.endpoint_id!r} serves no version", "promote a version")
     served = services.catalog.model_version(services.principal, endpoint.model_id, endpoint.stable)
-    return _verify_promotion(services, trust, endpoint, served)
+    promotion, promoted = _verify_promotion(services, trust, endpoint, served)
+    if promotion.epoch == endpoint.epoch:
+        return ServedProof(promotion, promoted, None, None)
+    events = services.catalog.endpoint_events(services.principal, endpoint.endpoint_id)
+    event = next((e for e in events if e.epoch == endpoint.epoch), None)
+    if event is None or event.operation != "rollback":
+        raise NotPromoted(f"endpoint {endpoint.endpoint_id!r} has no move at epoch {endpoint.epoch}", "read it again")
+    return ServedProof(promotion, promoted, event, _verify_rollback(services, trust, event, served))
 
 
-def _verify_promotion(services: Services, trust: Trust, endpoint: Endpoint, version: ModelVersion) -> EndpointEvent:
-    """The last promotion of a version to an endpoint, up to the endpoint's epoch, after verifying its statement."""
+def _verify_rollback(services: Services, trust: Trust, event: EndpointEvent, version: ModelVersion) -> Signed:
+    """The statement of a rollback; one that was signed and then overtaken by another move verifies for none."""
+    name, served = event.endpoint_id, f"{version.model_id}@{version.version}"
+    problem = "it is unsigned"
+    for attestation in services.catalog.attestations(services.principal, version.manifest_digest):
+        if attestation.predicate_type == ROLLBACK:
+            # Attested before the move that it is about, so the move's time is no earlier.
+            signed = Signed(services.store.get_bytes(attestation.envelope_digest), attestation.created_at)
+            try:
+                open_rollback(signed, trust, version.manifest_digest, name, event.epoch, version.version)
+            except SignatureRefused as error:
+                problem = error.message
+            else:
+                return signed
+    raise NotPromoted(
+        f"endpoint {name!r} returned to {served} at epoch {event.epoch}, and {problem}",
+        f"promote it anew: headway promote {served} --endpoint {name}",
+    )
+
+
+def _verify_promotion(
+    services: Services, trust: Trust, endpoint: Endpoint, version: ModelVersion
+) -> tuple[EndpointEvent, Signed]:
+    """The last promotion of a version to an endpoint, up to the endpoint's epoch, with its verified statement."""
     name, served = endpoint.endpoint_id, f"{version.model_id}@{version.version}"
     remedy = f"promote it anew: headway promote {served} --endpoint {name}"
     event = promotion_event(services, name, version.version, endpoint.epoch)
@@ -175,4 +247,4 @@ def _verify_promotion(services: Services, trust: Trust, endpoint: Endpoint, vers
         open_promotion(signed, trust, version.manifest_digest, name, event.epoch, event.evidence.statements)
     except SignatureRefused as error:
         raise NotPromoted(f"endpoint {name!r}: {error.message}", remedy) from error
-    return event
+    return event, signed

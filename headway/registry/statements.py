@@ -1,4 +1,4 @@
-"""The statements that the registry signs and reads: provenance, gate verdicts, promotions.
+"""The statements that the registry signs and reads: provenance, gate verdicts, promotions, rollbacks.
 
 Each carries `signed_at`, microseconds UTC. Codes with which a statement that verifies is refused for what it says:
 `no_time`, `from_the_future`, `wrong_version`, `wrong_gate`, `wrong_policy`, `wrong_contract`, `wrong_endpoint`,
@@ -26,6 +26,7 @@ from headway.services import Services
 
 GATE_VERDICT = "urn:headway:gate-verdict:1"
 PROMOTION = "urn:headway:promotion:1"
+ROLLBACK = "urn:headway:rollback:1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CLOCK_SKEW_US = 60_000_000
 
@@ -133,6 +134,24 @@ def open_promotion(
         ("wrong_endpoint", "endpoint", endpoint_id),
         ("wrong_epoch", "epoch", epoch),
         ("wrong_evidence", "gates", dict(gates)),
+    )
+    _require(found, expected)
+    return found
+
+
+def open_rollback(
+    signed: Signed, trust: Trust, manifest_digest: str, endpoint_id: str, epoch: int, version: int
+) -> Statement:
+    """Return the promoter's statement that the endpoint returned to this version at this epoch.
+
+    Raises:
+        SignatureRefused: also when it was made for another endpoint, epoch or version.
+    """
+    found = open_statement(signed, trust, "promoter", ROLLBACK, manifest_digest)
+    expected: tuple[tuple[str, str, Json], ...] = (
+        ("wrong_endpoint", "endpoint", endpoint_id),
+        ("wrong_epoch", "epoch", epoch),
+        ("wrong_version", "to", version),
     )
     _require(found, expected)
     return found

@@ -35,7 +35,7 @@ def test_promotions_hold_also_after_others_and_a_rollback_and_a_rotation(bench: 
     bench.keyring.rotate("gate")
     bench.keyring.rotate("promoter")
     _served(bench, 2)
-    rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+    rollback(bench.services, bench.keyring, MODEL, "back")
     found = audit_promotions(bench.services, bench.keyring.trust())
     assert [(f.subject, f.problem) for f in found] == [("delay epoch 1: delay@1", ""), ("delay epoch 2: delay@2", "")]
 

@@ -122,12 +122,12 @@ def test_the_next_version_is_judged_against_the_champion_and_rollback_returns(be
     assert results["auc_over_champion"].metrics["reference"] == "champion"
     moved = _promote(bench, second)
     assert (moved.stable, moved.previous, moved.epoch) == (2, 1, 2)
-    back = rollback(bench.services, bench.keyring.trust(), MODEL, "worse on Mondays")
+    back = rollback(bench.services, bench.keyring, MODEL, "worse on Mondays")
     assert (back.stable, back.previous, back.epoch) == (1, 2, 3)
     # It serves again by the promotion it had, which still verifies.
     assert _verified(bench).epoch == 1
     with pytest.raises(EndpointMoved):
-        rollback(bench.services, bench.keyring.trust(), MODEL, "once more", expected_epoch=2)
+        rollback(bench.services, bench.keyring, MODEL, "once more", expected_epoch=2)
 
 
 def test_rolling_back_the_first_version_changes_nothing(bench: Bench) -> None:
@@ -135,7 +135,7 @@ def test_rolling_back_the_first_version_changes_nothing(bench: Bench) -> None:
     bench.judge(version)
     _promote(bench, version)
     with pytest.raises(NothingToRollBack):
-        rollback(bench.services, bench.keyring.trust(), MODEL, "none")
+        rollback(bench.services, bench.keyring, MODEL, "none")
     assert _verified(bench).epoch == 1
 
 
@@ -491,7 +491,7 @@ def test_an_endpoint_returns_only_to_a_version_that_is_whole(bench: Bench, how: 
         lost = first.manifest_digest if how == "manifest" else others[0]
     bench.services.store.erase(lost)
     with pytest.raises(RollbackRefused, match="cannot return to delay@1") as caught:
-        rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+        rollback(bench.services, bench.keyring, MODEL, "back")
     assert lost in caught.value.message
     assert bench.services.catalog.endpoint(ALICE, MODEL) == before
 
@@ -508,15 +508,15 @@ def test_an_endpoint_does_not_return_to_what_a_revoked_key_promoted(bench: Bench
     _promote(bench, second)
     bench.keyring.revoke(revoked)
     with pytest.raises(RollbackRefused, match="key_revoked"):
-        rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+        rollback(bench.services, bench.keyring, MODEL, "back")
     assert _verified(bench).row.stable == 2
 
 
 def test_the_same_rollback_again_changes_nothing_whatever_happened_to_the_other_version(bench: Bench) -> None:
     _, second = _two_served(bench)
-    moved = rollback(bench.services, bench.keyring.trust(), MODEL, "back")
+    moved = rollback(bench.services, bench.keyring, MODEL, "back")
     bench.services.store.erase(second.manifest_digest)
-    assert rollback(bench.services, bench.keyring.trust(), MODEL, "back") == moved
+    assert rollback(bench.services, bench.keyring, MODEL, "back") == moved
 
 
 def test_verdicts_against_a_champion_that_was_replaced_do_not_count(bench: Bench) -> None:

@@ -145,7 +145,7 @@ def test_after_a_rollback_the_old_promotion_answers_and_explains(served: Served,
     with opened(bench) as services:
         version = _second(bench, services)
         promote(services, keys_of(bench), "pipeline", "pipeline", version.version)
-        rollback(services, keys_of(bench).trust(), "pipeline", "worse on Mondays")
+        rollback(services, keys_of(bench), "pipeline", "worse on Mondays")
         target = endpoint_target(services, keys_of(bench).trust(), "pipeline")
         (answer,) = predict(services, pipeline_of(bench), requests, target)
     assert (answer.model_version, answer.endpoint_epoch) == (1, 3)

@@ -1,0 +1,193 @@
+"""Scores rows for a server, over a socket that the server hands down: `python -P trainer/serve.py --socket FD`.
+
+It runs as a file and not as `-m trainer.serve`: torch is imported at once, so that a process waits warm, and the
+trainer only once a version is named, from the code tree of the run that made it. So the server's present code speaks
+the protocol, and the run's own code loads the artifact and scores, as `trainer.score` of that tree does.
+
+A frame is four bytes of length (little endian), one byte of kind, and a body:
+
+* `H` to the server, JSON `{"protocol": 1}`: torch is imported.
+* `L` from it, JSON `{"code": folder, "artifact": folder}`: load; answered by `R`, JSON `{"manifest": digest}`, or `E`.
+* `P` from it, an Arrow IPC stream of rows: answered by `A`, one float64 (little endian) per row, or `E`.
+* `E` to the server, JSON `{"code": ..., "message": ...}` with the codes `malformed`, `refused` (the artifact or an input
+  column), `raised` (anything else that the model's code raised). It goes on with the next frame.
+
+It ends when the server's end of the socket closes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import safetensors.torch  # noqa: F401  # pyright: ignore[reportUnusedImport] - loading needs it, and nobody waits now
+import torch
+
+if TYPE_CHECKING:
+    from trainer.predictor import Predictor
+
+PROTOCOL = 1
+MAX_FRAME = 64 * 1024 * 1024
+HELLO, LOAD, READY, ROWS, ANSWER, ERROR = b"H", b"L", b"R", b"P", b"A", b"E"
+
+_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 20
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Closed(Exception):
+    """The server's end of the socket is closed."""
+
+
+class FrameRefused(ValueError):
+    """A frame that says nothing here; the next one may."""
+
+
+class CodeElsewhere(ValueError):
+    """The trainer was imported from another tree than the one that was named."""
+
+
+Load = Callable[[Path, Path], "Predictor"]
+
+
+def serve(wire: socket.socket, load: Load) -> None:
+    """Answer frame after frame until the other end closes. Whatever a frame holds, the next one is answered too."""
+    predictor: Predictor | None = None
+    _send(wire, HELLO, json.dumps({"protocol": PROTOCOL}).encode())
+    while True:
+        try:
+            kind, body = receive(wire)
+            if kind == LOAD:
+                predictor = load(*_folders(body))
+                _send(wire, READY, json.dumps({"manifest": predictor.manifest.digest}).encode())
+            elif kind == ROWS:
+                _send(wire, ANSWER, score(predictor, body))
+            else:
+                raise FrameRefused(f"kind {kind!r} is none")
+        except (Closed, ConnectionError):
+            return
+        except FrameRefused as error:
+            _send_error(wire, "malformed", error)
+        except ValueError as error:
+            # Every refusal of the trainer is a ValueError, whichever tree it comes from.
+            _send_error(wire, "refused", error)
+        except Exception as error:
+            # The model's code is a pipeline's: what it raises is the answer to this frame, and the stack is the log's.
+            traceback.print_exc()
+            _send_error(wire, "raised", error)
+
+
+def score(predictor: Predictor | None, body: bytes) -> bytes:
+    """The probabilities of a frame's rows, float64 little endian, each computed as a batch of its own.
+
+    Raises:
+        FrameRefused: nothing is loaded, or the body is no Arrow IPC stream.
+        EncodingRefused: an input column is missing or of another kind.
+    """
+    if predictor is None:
+        raise FrameRefused("rows came before an artifact")
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+            table = stream.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise FrameRefused(f"the rows are no Arrow stream: {error}") from error
+    return predictor.score(table).probability.astype("<f8").tobytes()
+
+
+def receive(wire: socket.socket) -> tuple[bytes, bytes]:
+    """The kind and body of the next frame.
+
+    Raises:
+        Closed: there is none, or it broke off.
+        FrameRefused: it is empty, or longer than `MAX_FRAME`; its bytes were read past.
+    """
+    (length,) = _LENGTH.unpack(_exactly(wire, _LENGTH.size))
+    if length > MAX_FRAME:
+        for start in range(0, length, _CHUNK):
+            _exactly(wire, min(_CHUNK, length - start))
+        raise FrameRefused(f"{length} bytes; {MAX_FRAME} are the most")
+    if length == 0:
+        raise FrameRefused("an empty frame")
+    frame = _exactly(wire, length)
+    return frame[:1], frame[1:]
+
+
+def load_from(code: Path, artifact: Path) -> Predictor:
+    """The artifact, loaded by the trainer of a code tree, in deterministic kernels on one thread.
+
+    Raises:
+        CodeElsewhere: Python found another trainer first.
+        ArtifactRefused, CodeRefused: as that tree's `load_artifact`.
+    """
+    sys.path.insert(0, str(code))
+    from trainer import predictor
+
+    if Path(predictor.__file__).resolve().parents[1] != code.resolve():
+        raise CodeElsewhere(f"the trainer comes from {predictor.__file__}, not from {code}")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    return predictor.load_artifact(artifact, code)
+
+
+def _exactly(wire: socket.socket, count: int) -> bytes:
+    found = bytearray(count)
+    view = memoryview(found)
+    while view:
+        read = wire.recv_into(view)
+        if read == 0:
+            raise Closed
+        view = view[read:]
+    return bytes(found)
+
+
+def _folders(body: bytes) -> tuple[Path, Path]:
+    try:
+        named = json.loads(body)
+        return Path(named["code"]), Path(named["artifact"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FrameRefused(f"no artifact is named: {error!r:.200}") from error
+
+
+def _send(wire: socket.socket, kind: bytes, body: bytes) -> None:
+    wire.sendall(_LENGTH.pack(1 + len(body)) + kind + body)
+
+
+def _send_error(wire: socket.socket, code: str, error: Exception) -> None:
+    document = {"code": code, "message": f"{type(error).__name__}: {error}"[:2000]}
+    try:
+        _send(wire, ERROR, json.dumps(document).encode())
+    except ConnectionError:
+        # Nobody is left to tell; the next read finds the end.
+        return
+
+
+def main() -> int:
+    """Serve the socket that was handed down until it closes."""
+    parser = argparse.ArgumentParser(description="Score rows for a server.")
+    parser.add_argument("--socket", type=int, required=True, help="descriptor of a connected stream socket")
+    given = parser.parse_args()
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 0
+    # The server decides when to end; a key pressed in its terminal reaches us as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=given.socket) as wire:
+        serve(wire, load_from)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
