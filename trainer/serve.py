@@ -9,8 +9,8 @@ A frame is four bytes of length (little endian), one byte of kind, and a body:
 * `H` to the server, JSON `{"protocol": 1}`: torch is imported.
 * `L` from it, JSON `{"code": folder, "artifact": folder}`: load; answered by `R`, JSON `{"manifest": digest}`, or `E`.
 * `P` from it, an Arrow IPC stream of rows: answered by `A`, one float64 (little endian) per row, or `E`.
-* `E` to the server, JSON `{"code": ..., "message": ...}` with the codes `malformed`, `refused` (the artifact or an input
-  column), `raised` (anything else that the model's code raised). It goes on with the next frame.
+* `E` to the server, JSON `{"code": ..., "message": ...}` with the codes `malformed`, `refused` (the artifact or an
+  input column), `raised` (anything else that the model's code raised). It goes on with the next frame.
 
 It ends when the server's end of the socket closes.
 """
@@ -82,8 +82,8 @@ def serve(wire: socket.socket, load: Load) -> None:
         except ValueError as error:
             # Every refusal of the trainer is a ValueError, whichever tree it comes from.
             _send_error(wire, "refused", error)
-        except Exception as error:
-            # The model's code is a pipeline's: what it raises is the answer to this frame, and the stack is the log's.
+        except Exception as error:  # noqa: BLE001 - it is told, and its stack goes to the server's log
+            # The model's code is a pipeline's own, and may raise anything.
             traceback.print_exc()
             _send_error(wire, "raised", error)
 
