@@ -14,6 +14,8 @@ from headway.catalog.errors import BudgetBelowUse, BudgetExhausted, BudgetMissin
 from headway.catalog.run_facts import BudgetEntry, BudgetState
 from headway.catalog.tables import budget, budget_entry
 
+ATTEMPT = "run_attempt"
+
 
 def aggregate(budget_id: str, period: str) -> str:
     """Return the aggregate of a budget in a period."""
@@ -54,29 +56,40 @@ def set_at(connection: sa.Connection, tenant: str, budget_id: str, period: str, 
     return row.epoch if (row.unit, row.amount) == (unit, amount) else row.epoch + 1
 
 
-def reserve(step: Step, budget_id: str, owner_id: str, amount: int) -> str:
-    """Hold `amount` for an attempt in the month of the command; return that month.
+def reserve(
+    step: Step, budget_id: str, owner_id: str, amount: int, *, period: str | None = None, owner_kind: str = ATTEMPT
+) -> str:
+    """Hold `amount` for an owner in a period, None for the month of the command; return the period.
 
     Raises:
         BudgetMissing: the budget has no amount in this month.
         BudgetExhausted: reserved + committed + amount would pass the limit.
     """
-    period = period_of(step.now)
+    period = period or period_of(step.now)
     step.database.lock(step.connection, step.tenant, aggregate(budget_id, period))
     state = read(step.connection, step.tenant, budget_id, period)
     if state is None:
         raise BudgetMissing(budget_id, period)
     if state.reserved + state.committed + amount > state.limit:
         raise BudgetExhausted(budget_id, period, state.limit, state.reserved, state.committed, amount)
-    _insert(step, budget_id, period, "reserve", owner_id, amount)
+    _insert(step, budget_id, period, "reserve", owner_id, amount, owner_kind)
     return period
 
 
-def settle(step: Step, budget_id: str, period: str, owner_id: str, reserved: int, observed: float) -> None:
-    """Give back what an attempt held and commit what it used: whole units, rounded up, in the month of reservation."""
+def settle(
+    step: Step,
+    budget_id: str,
+    period: str,
+    owner_id: str,
+    reserved: int,
+    observed: float,
+    *,
+    owner_kind: str = ATTEMPT,
+) -> None:
+    """Give back what an owner held and commit what it used: whole units, rounded up, in the period of reservation."""
     step.database.lock(step.connection, step.tenant, aggregate(budget_id, period))
-    _insert(step, budget_id, period, "release", owner_id, reserved)
-    _insert(step, budget_id, period, "commit", owner_id, math.ceil(observed))
+    _insert(step, budget_id, period, "release", owner_id, reserved, owner_kind)
+    _insert(step, budget_id, period, "commit", owner_id, math.ceil(observed), owner_kind)
 
 
 def read(connection: sa.Connection, tenant: str, budget_id: str, period: str) -> BudgetState | None:
@@ -111,14 +124,14 @@ def _entries(tenant: str, budget_id: str, period: str) -> tuple[sa.ColumnElement
     return (columns.tenant_id == tenant, columns.budget_id == budget_id, columns.period == period)
 
 
-def _insert(step: Step, budget_id: str, period: str, kind: str, owner_id: str, amount: int) -> None:
+def _insert(step: Step, budget_id: str, period: str, kind: str, owner_id: str, amount: int, owner_kind: str) -> None:
     step.insert(
         budget_entry,
         entry_id=f"{owner_id}:{kind}",
         budget_id=budget_id,
         period=period,
         kind=kind,
-        owner_kind="run_attempt",
+        owner_kind=owner_kind,
         owner_id=owner_id,
         amount=amount,
         at=step.now,

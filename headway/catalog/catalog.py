@@ -34,13 +34,14 @@ from headway.catalog.facts import (
     SnapshotState,
     check_name,
 )
+from headway.catalog.monitoring_commands import MonitoringCommands
 from headway.catalog.registry_commands import RegistryCommands
 from headway.catalog.run_commands import RunCommands
 from headway.catalog.tables import audit, outbox
 from headway.catalog.tables import tenant as tenant_table
 
 
-class Catalog(RunCommands, RegistryCommands):
+class Catalog(RunCommands, RegistryCommands, MonitoringCommands):
     """One catalog for several tenants. Safe for several threads; several processes may open the same database.
 
     Every command takes the principal and an idempotency key. The same key with the same arguments gives the stored

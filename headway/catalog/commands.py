@@ -7,7 +7,7 @@ later call with the same arguments, after something else happened, is a new comm
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias, cast
@@ -25,6 +25,8 @@ Document: TypeAlias = dict[str, Json]
 Probe: TypeAlias = Callable[[str], None]
 
 DERIVED = "auto:"
+# How many names one statement lists: SQLite takes 32,766 parameters, and a short list keeps its plan.
+MANY = 500
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,12 @@ def _plain_insert(table: sa.Table) -> sa.Insert:
 def next_seq(table: sa.Table, name: str, *conditions: sa.ColumnElement[bool]) -> "sa.ScalarSelect[int]":
     """Return 1 + the highest `name` among the rows of `table` that meet the conditions, as a subquery."""
     return sa.select(sa.func.coalesce(sa.func.max(table.c[name]), 0) + 1).where(*conditions).scalar_subquery()
+
+
+def chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield `names` in pieces that one statement can list."""
+    for start in range(0, len(names), MANY):
+        yield names[start : start + MANY]
 
 
 def load(text: str) -> Json:

@@ -357,3 +357,60 @@ class UnknownPrediction(CatalogError):
     def __init__(self, prediction_id: str) -> None:
         super().__init__(f"there is no prediction {prediction_id!r}", "take the id that headway predict printed")
         self.prediction_id = prediction_id
+
+
+class SegmentMoved(CatalogError):
+    """A range of a log segment that does not begin where the last recorded one ended; nothing was changed."""
+
+    def __init__(self, server: str, segment: str, stored: int, given: int) -> None:
+        super().__init__(
+            f"segment {segment!r} of server {server!r} is recorded up to byte {stored}, the range begins at {given}",
+            f"read on from byte {stored}: another shipment was there first, or bytes were left out",
+        )
+        self.server, self.segment, self.stored, self.given = server, segment, stored, given
+
+
+class UnknownReport(CatalogError):
+    """No such report."""
+
+    def __init__(self, report_id: str) -> None:
+        super().__init__(f"there is no report {report_id!r}", "list them with Catalog.reports")
+        self.report_id = report_id
+
+
+class UnknownRetrainRequest(CatalogError):
+    """No such request to train again."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"there is no retrain request {request_id!r}", "list them: headway retrain list")
+        self.request_id = request_id
+
+
+class RetrainOpen(CatalogError):
+    """A pipeline has an open request to train again: a second one waits for its end."""
+
+    def __init__(self, pipeline: str, request_id: str) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r} has the open retrain request {request_id}",
+            f"wait until it is closed, or reject it: headway retrain reject {request_id}",
+        )
+        self.pipeline, self.request_id = pipeline, request_id
+
+
+class RetrainMoved(CatalogError):
+    """A retrain request moved since the caller looked."""
+
+    def __init__(self, request_id: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"retrain request {request_id} is at epoch {found}, the caller expected {expected}",
+            "read the request again and decide anew",
+        )
+        self.request_id, self.expected, self.found = request_id, expected, found
+
+
+class RetrainRefused(CatalogError):
+    """A move that a retrain request cannot make from the state it is in."""
+
+    def __init__(self, request_id: str, state: str, to: str, why: str) -> None:
+        super().__init__(f"retrain request {request_id} is {state}: {to} is refused", why)
+        self.request_id, self.state, self.to = request_id, state, to

@@ -262,6 +262,8 @@ class RegistryCommands(CatalogBase):
     def record_predictions(self, principal: Principal, key: str | None, batch: PredictionBatch) -> int:
         """Keep answers, each once; return how many the batch holds. The detail documents must be durable before.
 
+        Labels that waited for these answers are attached in the same commit.
+
         Raises:
             UnknownEndpoint: the endpoint never was at this epoch.
             ImpossiblePrediction: at this epoch the arm was another version.

@@ -66,6 +66,14 @@ _PLAIN_PREDICTION = (
     "model_id",
     "model_version",
     "at",
+    "asked_at",
+    "observed_at",
+    "caller_id",
+    "event_key",
+    "score",
+    "source",
+    "log_server",
+    "log_segment",
 )
 
 
@@ -150,4 +158,5 @@ def endpoint_event_of_row(row: "sa.Row[Any]") -> EndpointEvent:
 def prediction_of_row(row: "sa.Row[Any]") -> Prediction:
     """Return the prediction of a `prediction` row joined with its endpoint's model."""
     plain = {name: getattr(row, name) for name in _PLAIN_PREDICTION}
-    return Prediction(**plain, output=load(row.output), row=row.detail_row)
+    segments = cast("Any", load(row.segments))
+    return Prediction(**plain, output=load(row.output), row=row.detail_row, segments=segments)

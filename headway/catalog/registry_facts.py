@@ -326,13 +326,18 @@ class PredictionFacts:
 
 @dataclass(frozen=True)
 class Prediction(PredictionFacts):
-    """A recorded prediction, with the endpoint's epoch and the version that answered."""
+    """A recorded prediction, with the endpoint's epoch and the version that answered.
+
+    `log_server` and `log_segment` name where it was logged; None for one that no server logged.
+    """
 
     endpoint_id: str
     endpoint_epoch: int
     model_id: str
     model_version: int
     at: int
+    log_server: str | None
+    log_segment: str | None
 
 
 @dataclass(frozen=True)

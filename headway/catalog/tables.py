@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-HEAD = "0005"
+HEAD = "0006"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -30,19 +30,22 @@ APPEND_ONLY = frozenset(
         "checkpoint",
         "dataset_event",
         "dataset_version",
-        "drift_report",
         "endpoint_event",
         "feature_set_version",
         "feature_snapshot",
         "gate_policy",
         "gate_result",
         "idempotency",
+        "inference_segment",
         "label",
         "lineage_edge",
         "model_version",
         "model_version_event",
         "outbox",
         "prediction",
+        "report",
+        "retrain_decision",
+        "retrain_event",
         "run_event",
         "run_result",
         "snapshot_event",
@@ -659,7 +662,176 @@ prediction = sa.Table(
     _int("at"),
     _text("detail_digest"),
     _int("detail_row"),
+    _optional_int("asked_at"),
+    _optional_int("observed_at"),
+    _optional_text("caller_id"),
+    _optional_text("event_key"),
+    _optional_real("score"),
+    _optional_text("log_server"),
+    _optional_text("log_segment"),
+    _text("segments"),
+    _text("source"),
     _refers(["endpoint_id", "endpoint_epoch"], "endpoint_event", ["endpoint_id", "epoch"]),
     sa.CheckConstraint("arm IN ('stable', 'candidate', 'shadow')", name="arm"),
     sa.Index(None, "tenant_id", "endpoint_id", "at"),
+    sa.Index(None, "tenant_id", "endpoint_id", "asked_at"),
+    sa.Index(None, "tenant_id", "endpoint_id", "caller_id"),
+    sa.Index(None, "tenant_id", "endpoint_id", "event_key"),
+)
+
+inference_segment = sa.Table(
+    "inference_segment",
+    metadata,
+    _key("tenant_id"),
+    _key("server"),
+    _key("segment"),
+    _number("from_offset"),
+    _int("to_offset"),
+    _int("records"),
+    _int("torn"),
+    _int("dropped"),
+    _int("at"),
+    _text("command_key"),
+    _refers([], "tenant"),
+    sa.CheckConstraint("to_offset > from_offset", name="range"),
+)
+
+
+def _label_facts() -> "tuple[sa.schema.SchemaItem, ...]":
+    return (
+        _text("endpoint_id"),
+        _text("address_kind"),
+        _text("address"),
+        _text("value"),
+        _text("source"),
+        _text("actor"),
+        _int("observed_at"),
+        _int("received_at"),
+        _int("at"),
+        _optional_text("reason"),
+        sa.CheckConstraint("source IN ('auto', 'human', 'backfill')", name="source"),
+        sa.CheckConstraint("address_kind IN ('prediction_id', 'caller_id', 'event_key')", name="address_kind"),
+    )
+
+
+label = sa.Table(
+    "label",
+    metadata,
+    _key("tenant_id"),
+    _key("label_id"),
+    _text("prediction_id"),
+    *_label_facts(),
+    _text("command_key"),
+    _refers(["prediction_id"], "prediction"),
+    sa.Index(None, "tenant_id", "prediction_id"),
+)
+
+label_inbox = sa.Table(
+    "label_inbox",
+    metadata,
+    _key("tenant_id"),
+    _key("label_id"),
+    *_label_facts(),
+    _text("waiting_for"),
+    _text("state"),
+    _int("epoch"),
+    _refers(["endpoint_id"], "endpoint"),
+    sa.CheckConstraint("waiting_for IN ('no_prediction', 'ambiguous')", name="waiting_for"),
+    sa.CheckConstraint("state IN ('waiting', 'attached')", name="state"),
+    sa.Index(
+        "ix_label_inbox_waiting",
+        "tenant_id",
+        "endpoint_id",
+        "address_kind",
+        "address",
+        **_where("state = 'waiting'"),
+    ),
+)
+
+report = sa.Table(
+    "report",
+    metadata,
+    _key("tenant_id"),
+    _key("report_id"),
+    _text("kind"),
+    _text("endpoint_id"),
+    _int("version"),
+    _text("time_window"),
+    _int("seq"),
+    _int("start_at"),
+    _int("end_at"),
+    _text("verdict"),
+    _text("reason"),
+    _text("document_digest"),
+    _text("metrics"),
+    _text("blobs"),
+    _int("made_at"),
+    _int("created_at"),
+    _text("command_key"),
+    _refers(["endpoint_id"], "endpoint"),
+    sa.CheckConstraint("kind IN ('quality', 'drift', 'labels', 'predictions')", name="kind"),
+    sa.UniqueConstraint("tenant_id", "endpoint_id", "kind", "version", "time_window", "seq"),
+)
+
+retrain_request = sa.Table(
+    "retrain_request",
+    metadata,
+    _key("tenant_id"),
+    _key("request_id"),
+    _text("pipeline"),
+    _text("endpoint_id"),
+    _text("facts"),
+    _text("state"),
+    _text("reason"),
+    _optional_text("as_of"),
+    _optional_text("run_id"),
+    _optional_text("dagster_run_id"),
+    _optional_int("candidate_version"),
+    _optional_real("cost_seconds"),
+    _int("created_at"),
+    _optional_int("closed_at"),
+    _int("epoch"),
+    _refers(["endpoint_id"], "endpoint"),
+    _refers(["run_id"], "training_run"),
+    sa.CheckConstraint(
+        "state IN ('waiting_for_evaluation_window', 'waiting_for_approval', 'ready', 'running', 'needs_human', "
+        "'promoted', 'kept_old', 'failed', 'rejected', 'expired')",
+        name="state",
+    ),
+    sa.CheckConstraint(
+        "(state IN ('promoted', 'kept_old', 'failed', 'rejected', 'expired')) = (closed_at IS NOT NULL)",
+        name="closed",
+    ),
+    sa.Index(None, "tenant_id", "pipeline", "created_at"),
+    sa.Index("uq_retrain_request_open", "tenant_id", "pipeline", unique=True, **_where("closed_at IS NULL")),
+)
+
+retrain_event = sa.Table(
+    "retrain_event",
+    metadata,
+    _key("tenant_id"),
+    _key("request_id"),
+    _number("epoch"),
+    _text("row"),
+    _text("command_key"),
+    _text("actor"),
+    _int("at"),
+    _refers(["request_id"], "retrain_request"),
+)
+
+retrain_decision = sa.Table(
+    "retrain_decision",
+    metadata,
+    _key("tenant_id"),
+    _key("pipeline"),
+    _number("seq"),
+    _text("endpoint_id"),
+    _text("decision"),
+    _text("reason"),
+    _text("fingerprint"),
+    _int("made_at"),
+    _int("at"),
+    _text("command_key"),
+    _text("actor"),
+    _refers([], "tenant"),
 )

@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "keep a reservation after the end",
         "headway/catalog/budgets.py",
-        '    _insert(step, budget_id, period, "release", owner_id, reserved)\n',
+        '    _insert(step, budget_id, period, "release", owner_id, reserved, owner_kind)\n',
         "",
         REGISTRY,
     ),
