@@ -1,0 +1,1 @@
+"""What becomes of answers: labels, quality, data incidents, drift, and the next justified training run."""
