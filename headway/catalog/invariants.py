@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from headway.artifacts.errors import StoreError
 from headway.artifacts.store import LocalStore
-from headway.catalog import registry_invariants, run_invariants, tables
+from headway.catalog import monitoring_invariants, registry_invariants, run_invariants, tables
 from headway.catalog.catalog import Catalog
 from headway.catalog.commands import load
 from headway.catalog.datasets import STEPS, read_events, read_versions
@@ -228,6 +228,7 @@ def _blob_rows(state: _State) -> list[str]:
         for row in state.connection.execute(manifests)
     ]
     wanted += run_invariants.wanted_blobs(state.runs) + registry_invariants.wanted_blobs(state.registry)
+    wanted += monitoring_invariants.wanted_blobs(state.connection, state.tenant)
     for node, kind, digest in wanted:
         if digest not in live or (kind, node) not in live[digest].owners:
             broken.append(f"{node}: blob {digest} is not live and owned by it")
@@ -387,6 +388,12 @@ _CHECKS: tuple[tuple[str, str, Callable[[_State], list[str]], str], ...] = (
         "every endpoint is the fold of its moves, epochs 1..n",
     ),
     (
+        "I1",
+        "retrain requests",
+        lambda state: monitoring_invariants.retrain_requests(state.connection, state.tenant),
+        "every request is the fold of its moves, and a pipeline has at most one open",
+    ),
+    (
         "I2",
         "rollouts",
         lambda state: registry_invariants.rollouts(state.registry),
@@ -410,10 +417,16 @@ _CHECKS: tuple[tuple[str, str, Callable[[_State], list[str]], str], ...] = (
         lambda state: registry_invariants.version_numbers(state.registry),
         "1..n per model, its policy, and each gate of a version",
     ),
+    (
+        "I5",
+        "report numbers",
+        lambda state: monitoring_invariants.numbers(state.connection, state.tenant),
+        "1..n per kind, version and week, and decisions per pipeline",
+    ),
     ("I5", "version numbers", _version_numbers, "1..n per dataset and feature set"),
     ("I6", "one key, one effect", _one_effect, "one audit row, one outbox row and one stored answer per key"),
     ("I8", "append-only tables", _append_only, "UPDATE, DELETE and TRUNCATE of every fact are refused"),
-    ("I9", "blob rows", _blob_rows, "every blob of a version or snapshot is live and owned"),
+    ("I9", "blob rows", _blob_rows, "every blob of a version, snapshot or report is live and owned"),
     ("I10", "outbox order", _outbox_order, "numbered 1..n per aggregate, in commit order"),
     (
         "I11",
@@ -422,16 +435,34 @@ _CHECKS: tuple[tuple[str, str, Callable[[_State], list[str]], str], ...] = (
         "every prediction's version and arm were the endpoint's at its epoch",
     ),
     (
+        "I12",
+        "shipped answers",
+        lambda state: monitoring_invariants.shipped_answers(state.connection, state.tenant),
+        "of every log segment as many answers are recorded as were shipped, without a gap between its ranges",
+    ),
+    (
+        "I13",
+        "attached labels",
+        lambda state: monitoring_invariants.attached_labels(state.connection, state.tenant),
+        "every one is about the answer that it is attached to (which is current follows from the set)",
+    ),
+    (
+        "I13",
+        "label inbox",
+        lambda state: monitoring_invariants.label_inbox(state.connection, state.tenant),
+        "a label waits or is attached, never both, and none waits whose answer is there",
+    ),
+    (
         "I14",
         "budgets",
         lambda state: run_invariants.budget_sums(state.connection, state.tenant),
-        "reserved and spent stay within every limit, one reservation per attempt",
+        "reserved and spent stay within every limit, one reservation per attempt or retrain request",
     ),
     (
         "I14",
         "reservations",
         lambda state: run_invariants.reservations(state.connection, state.tenant),
-        "none outlives its attempt",
+        "none outlives its attempt or retrain request",
     ),
     ("I16", "tenant wall", _tenant_wall, "the tenant is the first key column everywhere, behind row security if any"),
     ("I19", "snapshot inputs", _snapshot_inputs, "every snapshot read released versions on the evidence it names"),

@@ -95,6 +95,11 @@ def address_of(facts: LabelFacts) -> tuple[AddressKind, str]:
     return next((kind, value) for kind in KINDS if (value := getattr(facts, kind)) is not None)
 
 
+def content_of(facts: LabelFacts) -> bytes:
+    """Return what a label says, without when it came; as JSON, since to Python the values true and 1 are equal."""
+    return canonical_json({name: value for name, value in encode(facts).items() if name != "received_at"})
+
+
 def read_attached(connection: sa.Connection, tenant: str, prediction_ids: Sequence[str]) -> dict[str, list[Label]]:
     """Return the labels of predictions by id, each list with its current one first, then by falling order."""
     rows: list[Any] = []
@@ -163,15 +168,10 @@ def _resolve_all(
 
 
 def _seen_before(known: Label, given: LabelFacts) -> LabelOutcome:
-    if _content(known.facts) != _content(given):
+    if content_of(known.facts) != content_of(given):
         return LabelOutcome(given.label_id, "refused", "conflict", known.prediction_id, ())
     reason = "waiting" if known.prediction_id is None else "accepted"
     return LabelOutcome(given.label_id, "duplicate", reason, known.prediction_id, ())
-
-
-def _content(facts: LabelFacts) -> bytes:
-    # As JSON: to Python the labels true and 1 are equal.
-    return canonical_json({name: value for name, value in encode(facts).items() if name != "received_at"})
 
 
 def _with_standing(step: Step, outcomes: list[LabelOutcome]) -> list[LabelOutcome]:

@@ -6,7 +6,7 @@ made), `at` and `created_at` are the machine's.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from headway.artifacts.digests import Json, digest_json
@@ -96,7 +96,7 @@ class LabelFacts:
     """What became known about an answer, addressed by exactly one of prediction id, caller's id and event key.
 
     `observed_at` is when the outcome was known and `received_at` when it came, both in the world's time.
-    A label is its id and its content; when it came is no part of that.
+    When it came is no part of what a label says: the same label may come again.
     """
 
     label_id: str
@@ -107,7 +107,7 @@ class LabelFacts:
     value: Json
     source: LabelSource
     observed_at: int
-    received_at: int = field(compare=False)
+    received_at: int
     actor: str
     reason: str | None
 

@@ -10,6 +10,7 @@ from headway.catalog.budgets import read as read_budget
 from headway.catalog.budgets import read_entries
 from headway.catalog.commands import load
 from headway.catalog.facts import run_node, snapshot_node
+from headway.catalog.monitoring_invariants import open_reservations
 from headway.catalog.run_facts import FINAL_STATES, OPEN_STATES, Attempt, BudgetEntry, RunEvent, TrainingRun
 from headway.catalog.runs import read_open, read_runs
 
@@ -131,7 +132,7 @@ def budget_sums(connection: sa.Connection, tenant: str) -> list[str]:
 
 
 def reservations(connection: sa.Connection, tenant: str) -> list[str]:
-    """Say which reservations outlive their attempt, and which open attempts hold none that they should."""
+    """Say which reservations outlive their owner, and which open attempts and requests hold none that they should."""
     held: dict[str, int] = {}
     for _, _, entries in _budgets(connection, tenant):
         for owner, own in _by_owner(entries).items():
@@ -140,8 +141,9 @@ def reservations(connection: sa.Connection, tenant: str) -> list[str]:
     columns = tables.run_attempt.c
     charged = (columns.tenant_id == tenant, columns.budget_period.is_not(None), columns.state.in_(OPEN_STATES))
     rows = connection.execute(sa.select(columns.external_name, columns.reserved).where(*charged))
-    wanted = {row.external_name: row.reserved for row in rows}
-    open_names = {attempt.external_name for attempt in read_open(connection, tenant)}
+    requests = open_reservations(connection, tenant)
+    wanted = {row.external_name: row.reserved for row in rows} | requests
+    open_names = {attempt.external_name for attempt in read_open(connection, tenant)} | requests.keys()
     broken = [f"{name} holds {amount} and is over" for name, amount in sorted(held.items()) if name not in open_names]
     return broken + [
         f"{name} should hold {amount} and holds {held.get(name, 'nothing')}"
