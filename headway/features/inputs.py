@@ -28,12 +28,24 @@ class PinnedVersion:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How much of a source's versions was read: rows known by `until`, the newest of which happened at `newest`."""
+
+    until: int
+    newest: int | None
+
+
+@dataclass(frozen=True)
 class PinnedInputs:
-    """Versions read per source, quarantined partitions that were left out, and partitions that nobody required."""
+    """Versions read per source, quarantined partitions that were left out, and partitions that nobody required.
+
+    `seen` holds the sources whose versions were read in part: what became known later was not there yet.
+    """
 
     released: dict[str, tuple[PinnedVersion, ...]]
     skipped: dict[str, tuple[str, ...]]
     absent: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    seen: dict[str, Seen] = field(default_factory=dict[str, Seen])
 
     def references(self) -> tuple[SnapshotInput, ...]:
         """The versions as the catalog records them."""
@@ -55,7 +67,7 @@ class PinnedInputs:
         for source, versions in self.released.items():
             seen = [v.version.watermark for v in versions if v.version.watermark is not None]
             found[source] = max(seen, default=None)
-        return found
+        return found | {source: part.newest for source, part in self.seen.items()}
 
 
 def pin_inputs(

@@ -114,19 +114,19 @@ def compute_features(services: Services, pipeline: Pipeline, requests: pa.Table)
     spec = pipeline.spec
     inputs = label_inputs(spec, requests)
     observed, _ = instants(inputs.column(spec.label.observation_time), spec.label.observation_time)
-    _require_askable(services, spec, observed)
+    require_askable(spec, observed, services.catalog.clock())
     builder = SnapshotBuilder(services, pipeline)
     groups: list[RequestGroup] = []
     tables: list[pa.Table] = []
     freshness: list[dict[str, list[Freshness]]] = []
-    for partition, rows in _by_partition(spec, inputs):
+    for partition, rows in by_partition(spec, observed, requests):
         some = inputs.take(pa.array(rows))
         pinned = _pin(services, spec, partition, observed[rows])
         labels = without_outcome(spec, some)
         computed = builder.compute(labels, pinned)
         groups.append(RequestGroup(partition, rows, pinned))
         tables.append(computed.table)
-        freshness.append({v: list(_freshness(spec, v, labels, pinned, computed.cells)) for v in spec.features.views})
+        freshness.append({v: list(freshness_of(spec, v, labels, pinned, computed.cells)) for v in spec.features.views})
     back = np.argsort(np.concatenate([g.rows for g in groups]), kind="stable")
     values = pa.concat_tables(tables).unify_dictionaries().take(pa.array(back)).combine_chunks()
     per_view = {v: [f for part in freshness for f in part[v]] for v in spec.features.views}
@@ -223,9 +223,12 @@ def _observation_times(spec: PipelineSpec, requests: pa.Table) -> pa.Array:
     return pa.array(moments).cast(TIMESTAMP)
 
 
-def _require_askable(services: Services, spec: PipelineSpec, observed: NDArray[np.int64]) -> None:
-    """Refuse observations that are still to come: the answer would rest on less than the model was trained on."""
-    now = services.catalog.clock()
+def require_askable(spec: PipelineSpec, observed: NDArray[np.int64], now: int) -> None:
+    """Refuse observations that are still to come: the answer would rest on less than the model was trained on.
+
+    Raises:
+        RequestsRefused: an observation later than `now`, microseconds UTC.
+    """
     field = serving_of(spec).observed
     problems = [
         RequestProblem(
@@ -245,16 +248,23 @@ def _scheme(spec: PipelineSpec, source: str) -> PartitionScheme | None:
     return None if declared is None else PartitionScheme.from_spec(declared)
 
 
-def _by_partition(spec: PipelineSpec, inputs: pa.Table) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Positions of the requests of each label partition; by observation when no request fills its column."""
+def by_partition(
+    spec: PipelineSpec, observed: NDArray[np.int64], requests: pa.Table
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Positions of the requests of each label partition; by observation when no request fills its column.
+
+    Raises:
+        RequestsRefused: a request outside the label source's calendar.
+    """
     declared, scheme = spec.sources[spec.label.source].partition, _scheme(spec, spec.label.source)
     assert declared is not None
     assert scheme is not None
-    known = declared.column in inputs.column_names and not inputs.column(declared.column).null_count
-    column = declared.column if known else spec.label.observation_time
-    times, _ = instants(inputs.column(column), column)
-    assigned = scheme.assign(times)
     fields = {f.column: name for name, f in serving_of(spec).request.items() if f.column}
+    filled = declared.column in fields and declared.column in spec.label_inputs()
+    known = filled and not requests.column(fields[declared.column]).null_count
+    column = declared.column if known else spec.label.observation_time
+    times = instants(requests.column(fields[column]), column)[0] if known else observed
+    assigned = scheme.assign(times)
     field = fields.get(column, serving_of(spec).observed)
     says = "{}" if column in fields else "the prediction is asked for as of {}, which"
     problems = [
@@ -282,6 +292,16 @@ def _pin(services: Services, spec: PipelineSpec, partition: str, observed: NDArr
         if scheme is not None:
             spared.setdefault(source, set()).update(p for p in partitions if scheme.window(p)[1] > last)
     pinned = pin_inputs(services, spec, reach, partition, spared)
+    refuse_quarantined(spec, pinned)
+    return pinned
+
+
+def refuse_quarantined(spec: PipelineSpec, pinned: PinnedInputs) -> None:
+    """Refuse inputs of which a part is quarantined that nothing may be computed without.
+
+    Raises:
+        InputQuarantined: a whole table, or any part where the declaration says so.
+    """
     for source, partitions in pinned.skipped.items():
         refusing = partitions if spec.features.on_quarantined_input == "refuse" else [WHOLE_TABLE]
         blocking = [f"{source} {p}".rstrip() for p in partitions if p in refusing]
@@ -290,12 +310,12 @@ def _pin(services: Services, spec: PipelineSpec, partition: str, observed: NDArr
                 f"{', '.join(blocking[:10])} quarantined, and no feature may be computed without it",
                 "mend and ingest it again",
             )
-    return pinned
 
 
-def _freshness(
+def freshness_of(
     spec: PipelineSpec, view: str, labels: LabelRows, inputs: PinnedInputs, cells: Mapping[str, Cells]
 ) -> Iterator[Freshness]:
+    """What one view's features rest on in each label row."""
     observed, _ = instants(labels.inputs.column(spec.label.observation_time), spec.label.observation_time)
     own = [cells[f"{view}__{feature}"] for feature in spec.features.views[view].features]
     newest = np.full(len(observed), np.iinfo(np.int64).min)
