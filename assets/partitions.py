@@ -1,6 +1,6 @@
 """Dagster's view of declared partitions, and which source partitions a snapshot partition depends on."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import dagster as dg
 
@@ -77,6 +77,29 @@ def training_dependency(spec: PipelineSpec) -> dg.PartitionMapping:
     return dg.TimeWindowPartitionMapping(
         start_offset=-declared_training(spec).window, end_offset=-1, allow_nonexistent_upstream_partitions=True
     )
+
+
+def week_calendar(spec: PipelineSpec) -> PartitionSpec:
+    """The weeks in which answers are followed: from the first `as_of` to the end of the label source's calendar.
+
+    Weeks are Monday to Monday in UTC, whatever zone the data live in.
+    """
+    label = spec.sources[spec.label.source].partition
+    assert label is not None
+    first = _monday(date.fromisoformat(declared_training(spec).as_of.start))
+    end = None if label.end is None else _monday(date.fromisoformat(label.end) + timedelta(days=6))
+    return PartitionSpec(
+        column=label.column, cadence="weekly", zone="UTC", start=str(first), end=None if end is None else str(end)
+    )
+
+
+def weekly_dependency() -> dg.PartitionMapping:
+    """How a week maps to partitions of the label source: those that lie in it, as far as the calendar has them."""
+    return dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True)
+
+
+def _monday(day: date) -> date:
+    return day - timedelta(days=day.weekday())
 
 
 def _units(span: int, unit: int) -> int:

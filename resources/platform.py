@@ -12,6 +12,7 @@ from headway.services import Services, connect
 if TYPE_CHECKING:
     from headway.artifacts.store import LocalStore
     from headway.catalog import Catalog, Principal
+    from headway.features.online.store import OnlineStore
     from headway.registry.keys import KeyRing
     from headway.training.launch import Launcher
 
@@ -26,6 +27,7 @@ class Platform(dg.ConfigurableResource["Platform"]):
     home: str
 
     _services: Services | None = PrivateAttr(default=None)
+    _online: "OnlineStore | None" = PrivateAttr(default=None)
 
     def catalog(self) -> "Catalog":
         """The source of truth."""
@@ -53,6 +55,14 @@ class Platform(dg.ConfigurableResource["Platform"]):
 
         return launcher_for(self.settings())
 
+    def online(self) -> "OnlineStore":
+        """The online store of the settings, opened on first use."""
+        if self._online is None:
+            from headway.features.online import online_store_for
+
+            self._online = online_store_for(self.settings())
+        return self._online
+
     def keyring(self) -> "KeyRing":
         """The role keys that sign."""
         from headway.registry.keys import KeyRing
@@ -60,14 +70,17 @@ class Platform(dg.ConfigurableResource["Platform"]):
         return KeyRing(self.settings().keys_folder)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Close the catalog's connections; Dagster calls this when the step's process is done with the resource."""
+        """Close what was opened; Dagster calls this when the step's process is done with the resource."""
         self.close()
 
     def close(self) -> None:
-        """Close the catalog's connections, where nothing else tears the resource down (a sensor's tick)."""
+        """Close the connections, where nothing else tears the resource down (a sensor's tick)."""
         if self._services is not None:
             self._services.close()
             self._services = None
+        if self._online is not None:
+            self._online.close()
+            self._online = None
 
     def _open(self) -> Services:
         if self._services is None:

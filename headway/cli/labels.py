@@ -216,11 +216,13 @@ def _document(label: Label) -> dict[str, Any]:
     from headway.datasets.zones import iso
 
     facts = label.facts
+    addresses = {"prediction_id": facts.prediction_id, "id": facts.caller_id, "match": facts.event_key}
+    (by, address) = next((name, value) for name, value in addresses.items() if value is not None)
     return {
         "label_id": label.label_id,
         "prediction_id": label.prediction_id,
-        "id": facts.caller_id,
-        "event_key": facts.event_key,
+        "by": by,
+        "address": address,
         "value": label.value,
         "source": label.source,
         "observed_at": iso(label.observed_at),
@@ -235,8 +237,7 @@ def _document(label: Label) -> dict[str, Any]:
 def _show_labels(labels: Iterable[Label]) -> None:
     rows = [_document(label) for label in labels]
     for row in rows[:_LISTED]:
-        names = [row["prediction_id"], row["id"], row["event_key"]]
-        about = next(str(name) for name in names if name is not None)
+        about = row["prediction_id"] or row["address"]
         said = f" by {row['actor']}: {row['reason']}" if row["source"] == "human" else ""
         mark = "*" if row["current"] else " "
         click.echo(f"{mark} {about:.40}  {json.dumps(row['value'])}  {row['source']}  {row['observed_at']}{said}")
