@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headway.catalog.errors import CatalogUnavailable
+from headway.features.online.store import OnlineNotReady
+from headway.features.online.store import OnlineUnavailable as StoreUnavailable
 from headway.serving.live.types import (
     DeadlineExceeded,
     FeaturesUnavailable,
@@ -98,6 +100,8 @@ _CODES: Mapping[type[HeadwayError], str] = {
     QueueFull: "queue_full",
     LogFull: "log_full",
     OnlineUnavailable: "online_unavailable",
+    StoreUnavailable: "online_unavailable",
+    OnlineNotReady: "online_not_ready",
     FeaturesUnavailable: "features_unavailable",
     ContractNotMet: "contract_not_met",
     DeadlineExceeded: "deadline_exceeded",
