@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTH
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-fast lint format bench-join clean
+.PHONY: help venv demo serve ui replay-year test test-fast lint format bench-join bench-serve clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## a year of flights to a judged model and an explained prediction, through Dagster
 	@$(BIN)/python -m assets.demo $(ARGS)
 
+serve: $(STAMP) ## answer over HTTP with the promoted model on http://127.0.0.1:8080 (ARGS="--port N")
+	@exec $(BIN)/headway serve $(ARGS)
+
 ui: $(STAMP) ## Dagster's UI and daemon on http://127.0.0.1:3000 (ARGS="--port N")
 	@exec $(BIN)/headway ui $(ARGS)
+
+replay-year: $(STAMP) ## September to December through the whole loop, and a report (after make demo)
+	@$(BIN)/python -m assets.replay_year $(ARGS)
 
 test: lint ## everything: lint, types, layers, then every test
 	@sh scripts/ensure_system.sh
@@ -59,6 +65,9 @@ format: $(STAMP) ## rewrite the sources in the house format
 
 bench-join: $(STAMP) ## point-in-time join against pandas, polars and DuckDB
 	$(BIN)/python -m benchmarks.bench_join $(ARGS)
+
+bench-serve: $(STAMP) ## serving against a bare ASGI echo, latency, online reads (after make demo)
+	$(BIN)/python -m benchmarks.bench_serve $(ARGS)
 
 clean: ## remove the environment, caches and local state
 	rm -rf $(VENV) .headway .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -93,8 +93,9 @@ def _labels(services: Services, replay: Replay) -> str:
     total = catalog.prediction_count(principal, replay.pipeline, replay.start, replay.end)
     joined = catalog.labels_between(principal, replay.pipeline, replay.start, replay.end)
     ids = [prediction_id for prediction_id, _ in joined]
-    asked = {p.prediction_id: p.asked_at for p in catalog.predictions_by_id(principal, ids).values()}
-    hours = [(label.received_at - asked[i]) / _HOUR for i, label in joined if asked.get(i) is not None]
+    found = catalog.predictions_by_id(principal, ids).values()
+    asked = {p.prediction_id: p.asked_at for p in found if p.asked_at is not None}
+    hours = [(label.received_at - asked[i]) / _HOUR for i, label in joined if i in asked]
     inbox = catalog.label_inbox(principal, replay.pipeline)
     quantiles = np.quantile(hours, [0.5, 0.9, 0.99]) if hours else [float("nan")] * 3
     rows = [
