@@ -25,6 +25,7 @@ from headway.features.inputs import PinnedInputs
 from headway.features.kernel import NULL_KEY, Observations, Reason
 from headway.features.labels import LabelRows
 from headway.features.online.entity_rows import EntityRows, ScopePlan, Together, decode, together, whole_table
+from headway.features.online.few import Asked, in_order, latest, window
 from headway.features.online.pins import Pins, in_reach, pins_of
 from headway.features.online.scopes import (
     WHOLE_SOURCE,
@@ -313,46 +314,40 @@ def _in_order(parts: Sequence[Cells], rows: Sequence[NDArray[np.int64]]) -> Cell
 
 
 def _answer(view: CompiledView, rows: Together, observations: Observations, plan: ScopePlan) -> dict[str, Cells]:
-    cells = _latest(view, rows, observations, plan) | _windows(view, rows, observations)
+    asked = in_order(observations, rows.rows.groups, view.spec.boundary)
+    cells = _latest(view, rows, asked, plan) | _windows(view, rows, asked)
     return {f"{view.name}__{feature}": cells[feature] for feature in view.spec.features}
 
 
-def _latest(view: CompiledView, rows: Together, observations: Observations, plan: ScopePlan) -> dict[str, Cells]:
+def _latest(view: CompiledView, rows: Together, asked: Asked, plan: ScopePlan) -> dict[str, Cells]:
     lookback = None if view.spec.lookback is None else duration_us(view.spec.lookback)
-    answers: dict[str, kernel.Latest] = {}
+    answers: dict[str, tuple[kernel.Latest, pa.Array]] = {}
     cells: dict[str, Cells] = {}
     for name, feature in view.spec.latest_features().items():
         column = feature.latest
         shared = column if view.spec.null_policy == "last_known" else ""
-        if shared not in answers:
-            answer = _newest(view, rows, observations, lookback, rows.null[column] if shared else None)
-            answers[shared] = answer if lookback is None else forget(answer, observations, lookback)
-        answer = answers[shared]
         null = rows.null[column]
-        hit = answer.reason == Reason.HIT
+        if shared not in answers:
+            found = _newest(view, rows, asked, lookback, null if shared else None)
+            answer = found if lookback is None else forget(found, asked.observations, lookback)
+            answers[shared] = (answer, timestamps(answer.event_time, answer.has_event_time))
+        answer, event_time = answers[shared]
+        values = rows.values[column]
+        picked = [None if i < 0 else values[i] for i in answer.row.tolist()]
+        hit = answer.row >= 0
         reason = answer.reason.copy()
         reason[hit] = np.where(null[answer.row[hit]], np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
-        values = rows.values[column]
-        picked = [values[i] if h else None for i, h in zip(answer.row.tolist(), hit.tolist(), strict=True)]
-        cells[name] = Cells(
-            pa.array(picked, plan.types[column]), timestamps(answer.event_time, answer.has_event_time), reason
-        )
+        cells[name] = Cells(pa.array(picked, plan.types[column]), event_time, reason)
     return cells
 
 
 def _newest(
-    view: CompiledView,
-    rows: Together,
-    observations: Observations,
-    lookback: int | None,
-    null: NDArray[np.bool_] | None,
+    view: CompiledView, rows: Together, asked: Asked, lookback: int | None, null: NDArray[np.bool_] | None
 ) -> kernel.Latest:
     try:
-        return kernel.latest(
+        return latest(
             rows.rows,
-            observations,
-            groups=rows.groups,
-            boundary=view.spec.boundary,
+            asked,
             lookback=lookback,
             null_policy=view.spec.null_policy,
             null=null,
@@ -366,28 +361,23 @@ def _newest(
         ) from tie
 
 
-def _windows(view: CompiledView, rows: Together, observations: Observations) -> dict[str, Cells]:
+def _windows(view: CompiledView, rows: Together, asked: Asked) -> dict[str, Cells]:
     features = view.spec.window_features()
     cells: dict[str, Cells] = {}
     for column in dict.fromkeys(f.window for f in features.values()):
         wanted = {n: f for n, f in features.items() if f.window == column}
         durations = sorted({duration_us(f.duration) for f in wanted.values()})
-        values, null = rows.numbers[column]
-        answers = kernel.window(
+        answers = window(
             rows.rows,
-            observations,
-            values,
-            null,
-            groups=rows.groups,
-            boundary=view.spec.boundary,
+            asked,
+            rows.numbers[column],
             durations=durations,
             aggregates=sorted({f.aggregate for f in wanted.values()}),
         )
+        event_times = [timestamps(a.event_time, a.has_event_time) for a in answers]
         for name, feature in wanted.items():
-            answer = answers[durations.index(duration_us(feature.duration))]
-            cells[name] = Cells(
-                pa.array(answer.values[feature.aggregate], mask=answer.null[feature.aggregate]),
-                timestamps(answer.event_time, answer.has_event_time),
-                answer.reason,
-            )
+            at = durations.index(duration_us(feature.duration))
+            answer = answers[at]
+            value = pa.array(answer.values[feature.aggregate], mask=answer.null[feature.aggregate])
+            cells[name] = Cells(value, event_times[at], answer.reason)
     return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headway.features.kernel import Rows
+from headway.features.kernel.columns import NO_FLAGS
+from headway.features.online.few import FewRows, Numbers, prepared_numbers, version_ends
 from headway.features.online.scopes import Scope
 from headway.features.online.store import EntityRow
 from headway.features.plan import _numbers as numbers
@@ -37,11 +38,12 @@ class ScopePlan:
 
 @dataclass(frozen=True)
 class EntityRows:
-    """Row versions of one entity by event time. `here` is False for versions that stand in another entity.
+    """Row versions of one entity in the order (event time, availability, sequence, identity).
 
-    `identity` numbers the row identities in their order. `values` holds the latest columns as Python values, `null`
-    which of them are null, `numbers` the aggregated columns. `always` are rows whose identity has several event times:
-    no cut by time may part them.
+    `here` is False for versions that stand in another entity. `identity` numbers the row identities in their order.
+    `end` is when a later version is known. `values` holds the latest columns as Python values, `null` which of them are
+    null, `numbers` the aggregated columns. `always` are rows whose identity has several event times: no cut by time may
+    part them.
     """
 
     event: Ints
@@ -51,29 +53,40 @@ class EntityRows:
     here: Flags
     identity: Ints
     identities: int
-    newest_known: int
+    end: Ints
+    newest_available: int
     values: Mapping[str, list[Any]]
     null: Mapping[str, Flags]
-    numbers: Mapping[str, tuple[Floats, Flags]]
+    numbers: Mapping[str, Numbers]
     always: Ints
 
     def __len__(self) -> int:
         return len(self.event)
 
     def visible(self, known_until: int, first: int, last: int) -> EntityRows:
-        """The rows that observations of [first, last] may see, `first` being as far back as any feature looks."""
+        """The rows that observations up to `last` may see, `first` being as far back as any feature looks.
+
+        Rows that became available after `known_until` are left out.
+        """
+        if self.newest_available > known_until:
+            return self._loaded(known_until).visible(known_until, first, last)
         low = int(np.searchsorted(self.event, first, "left"))
         high = int(np.searchsorted(self.event, last, "right"))
-        if low == 0 and high == len(self) and self.newest_known <= known_until:
+        if low == 0 and high == len(self):
             return self
-        chosen = np.arange(low, high)
-        if low and len(self.always):
-            chosen = np.union1d(chosen, self.always[self.always < low])
-        if self.newest_known > known_until:
-            chosen = chosen[np.maximum(self.event[chosen], self.available[chosen]) <= known_until]
-        return self._take(chosen)
+        if not len(self.always):
+            return self._take(slice(low, high))
+        return self._take(np.union1d(np.arange(low, high), self.always))
 
-    def _take(self, rows: Ints) -> EntityRows:
+    def _loaded(self, known_until: int) -> EntityRows:
+        kept = np.flatnonzero(self.available <= known_until)
+        some = self._take(kept)
+        end = version_ends(some.event, some.available, some.sequence, some.here, some.identity, some.identities)
+        always = _of_several_times(some.event, some.identity, some.identities)
+        return replace(some, end=end, newest_available=known_until, always=always)
+
+    def _take(self, rows: slice | Ints) -> EntityRows:
+        chosen = [rows] if isinstance(rows, slice) else rows.tolist()
         return EntityRows(
             self.event[rows],
             self.available[rows],
@@ -82,43 +95,57 @@ class EntityRows:
             self.here[rows],
             self.identity[rows],
             self.identities,
-            self.newest_known,
-            {c: [v[i] for i in rows.tolist()] for c, v in self.values.items()},
+            self.end[rows],
+            self.newest_available,
+            {c: v[rows] if isinstance(rows, slice) else [v[i] for i in chosen] for c, v in self.values.items()},
             {c: n[rows] for c, n in self.null.items()},
-            {c: (v[rows], n[rows]) for c, (v, n) in self.numbers.items()},
+            {c: Numbers(n.values[rows], n.null[rows], n.low, n.high) for c, n in self.numbers.items()},
             self.always,
         )
 
 
 def decode(plan: ScopePlan, rows: Sequence[EntityRow]) -> EntityRows:
     """Decode what the store gave for one entity."""
-    ordered = sorted(rows, key=lambda r: (r.event_time, r.available_time, r.sequence, r.partition, r.position))
-    identity, _, _, event, available, sequence, deleted, here, payload = (
-        zip(*ordered, strict=True) if ordered else ((),) * 9
-    )
-    events = np.array(event, dtype=np.int64)
-    availables = np.array(available, dtype=np.int64)
+    identity = [r.identity for r in rows]
     number = {code: n for n, code in enumerate(sorted(set(identity), key=_identity))}
-    identities = np.array([number[code] for code in identity], dtype=np.int64)
-    empty = [None] * len(plan.scope.columns)
-    cells = [empty if p is None else _payload(p) for p in payload]
-    columns = dict(zip(plan.scope.columns, zip(*cells, strict=True), strict=True)) if cells else {}
-    values = {c: list(columns.get(c, ())) for c in plan.latest}
-    arrays = {c: pa.array(columns.get(c, ()), _plain(plan.types[c])) for c in plan.windows}
+    numbered = np.array([number[code] for code in identity], dtype=np.int64)
+    times = np.array([(r.event_time, r.available_time, r.sequence) for r in rows], dtype=np.int64).reshape(-1, 3)
+    order = np.lexsort((numbered, times[:, 2], times[:, 1], times[:, 0]))
+    event, available, sequence = (np.ascontiguousarray(times[order, i]) for i in range(3))
+    identities = numbered[order]
+    ordered = [rows[i] for i in order.tolist()]
+    deleted = np.array([r.deleted for r in ordered], dtype=np.bool_)
+    here = np.array([r.here for r in ordered], dtype=np.bool_)
+    columns = _columns(plan, ordered)
+    values = {c: columns[c] for c in plan.latest}
     return EntityRows(
-        event=events,
-        available=availables,
-        sequence=np.array(sequence, dtype=np.int64),
-        deleted=np.array(deleted, dtype=np.bool_),
-        here=np.array(here, dtype=np.bool_),
+        event=event,
+        available=available,
+        sequence=sequence,
+        deleted=deleted,
+        here=here,
         identity=identities,
         identities=len(number),
-        newest_known=int(np.maximum(events, availables).max(initial=np.iinfo(np.int64).min)),
+        end=version_ends(event, available, sequence, here, identities, len(number)),
+        newest_available=int(available.max(initial=np.iinfo(np.int64).min)),
         values=values,
         null={c: np.array([v is None for v in found], dtype=np.bool_) for c, found in values.items()},
-        numbers={c: numbers(pa.chunked_array([a]), c) for c, a in arrays.items()},
-        always=_of_several_times(events, identities, len(number)),
+        numbers={c: _numbers(plan, c, columns[c], deleted) for c in plan.windows},
+        always=_of_several_times(event, identities, len(number)),
     )
+
+
+def _columns(plan: ScopePlan, rows: Sequence[EntityRow]) -> dict[str, list[Any]]:
+    empty = [None] * len(plan.scope.columns)
+    cells = [empty if r.payload is None else _payload(r.payload) for r in rows]
+    if not cells:
+        return {c: [] for c in plan.scope.columns}
+    return {c: list(found) for c, found in zip(plan.scope.columns, zip(*cells, strict=True), strict=True)}
+
+
+def _numbers(plan: ScopePlan, column: str, values: list[Any], deleted: Flags) -> Numbers:
+    array = pa.array(values, _plain(plan.types[column]))
+    return prepared_numbers(*numbers(pa.chunked_array([array]), column), deleted)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -138,50 +165,55 @@ def _of_several_times(event: Ints, identity: Ints, identities: int) -> Ints:
 
 @dataclass(frozen=True)
 class Together:
-    """Rows of several entities of one scope, ready for the kernel: the key is the entity's number."""
+    """Rows of several entities of one scope side by side; the group of an entity is its number."""
 
-    rows: Rows
+    rows: FewRows
     values: Mapping[str, list[Any]]
     null: Mapping[str, Flags]
-    numbers: Mapping[str, tuple[Floats, Flags]]
-    groups: int
+    numbers: Mapping[str, Numbers]
 
 
 def together(plan: ScopePlan, parts: Sequence[EntityRows]) -> Together:
     """Put entities side by side. Each is complete in itself, so identities are numbered apart per entity."""
-    lengths = np.array([len(p) for p in parts], dtype=np.int64)
-    code = np.repeat(np.arange(len(parts), dtype=np.int64), lengths)
-    start = np.cumsum([0, *(p.identities for p in parts)])[:-1].astype(np.int64)
-    here = np.concatenate([p.here for p in parts]) if parts else np.empty(0, dtype=np.bool_)
+    from headway.features.kernel import compiled
+
+    parts = parts or [decode(plan, [])]
+    lengths = [len(p) for p in parts]
+    here = np.concatenate([p.here for p in parts])
+    key = np.where(here, np.repeat(np.arange(len(parts), dtype=np.int64), lengths), np.int64(-1))
+    start = np.cumsum([0, *(p.identities for p in parts[:-1])])
+    deleted = np.concatenate([p.deleted for p in parts])
+    offsets = compiled.group_offsets(key, NO_FLAGS, len(parts))
+    rows = FewRows(
+        offsets=offsets,
+        index=compiled.group_indices(key, NO_FLAGS, offsets),
+        event_time=np.concatenate([p.event for p in parts]),
+        available_time=np.concatenate([p.available for p in parts]),
+        sequence=np.concatenate([p.sequence for p in parts]),
+        row_id=np.concatenate([p.identity for p in parts]) + np.repeat(start, lengths),
+        deleted=deleted if deleted.any() else NO_FLAGS,
+        end=np.concatenate([p.end for p in parts]),
+    )
     return Together(
-        Rows(
-            key=np.where(here, code, np.int64(-1)),
-            event_time=_joined([p.event for p in parts]),
-            available_time=_joined([p.available for p in parts]),
-            sequence=_joined([p.sequence for p in parts]),
-            deleted=np.concatenate([p.deleted for p in parts]) if parts else np.empty(0, dtype=np.bool_),
-            row_id=_joined([p.identity for p in parts]) + (start[code] if len(code) else 0),
-        ),
+        rows,
         {c: [v for p in parts for v in p.values[c]] for c in plan.latest},
-        {c: np.concatenate([p.null[c] for p in parts]) if parts else np.empty(0, np.bool_) for c in plan.latest},
-        {
-            c: (
-                np.concatenate([p.numbers[c][0] for p in parts]) if parts else np.empty(0, np.float64),
-                np.concatenate([p.numbers[c][1] for p in parts]) if parts else np.empty(0, np.bool_),
-            )
-            for c in plan.windows
-        },
-        max(1, len(parts)),
+        {c: np.concatenate([p.null[c] for p in parts]) for c in plan.latest},
+        {c: _numbers_together([p.numbers[c] for p in parts]) for c in plan.windows},
     )
 
 
-def _joined(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+def _numbers_together(parts: Sequence[Numbers]) -> Numbers:
+    return Numbers(
+        np.concatenate([p.values for p in parts]),
+        np.concatenate([p.null for p in parts]),
+        min(p.low for p in parts),
+        max(p.high for p in parts),
+    )
 
 
 def whole_table(plan: ScopePlan, rows: Sequence[EntityRow], known_until: int) -> pa.Table:
     """All rows of a source in the order of its dataset, as a custom feature gets them."""
-    kept = [r for r in rows if max(r.event_time, r.available_time) <= known_until]
+    kept = [r for r in rows if r.available_time <= known_until]
     ordered = sorted(kept, key=lambda r: (r.partition, r.position))
     cells = [_payload(r.payload) for r in ordered if r.payload is not None]
     columns = list(zip(*cells, strict=True)) if cells else [()] * len(plan.scope.columns)

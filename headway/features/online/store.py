@@ -66,18 +66,13 @@ class RowVersion:
     deleted: bool
     payload: bytes
 
-    @property
-    def known(self) -> int:
-        """From when on it may be seen."""
-        return max(self.event_time, self.available_time)
-
 
 @dataclass(frozen=True)
 class PartitionMark:
     """What the store holds of a source partition: the pinned version and how much of it.
 
-    Rows known by `until` are loaded; `newest` is the newest instant of knowledge among them, at most the version's own
-    watermark. `complete` says that no row of the version is left to load.
+    Rows available by `until` are loaded; the newest of them happened at `newest`. `complete` says that no row of the
+    version is left to load.
     """
 
     source: str
@@ -96,8 +91,8 @@ class PartitionMark:
 class OnlineState:
     """What the store answers from.
 
-    Rows known by `until` are loaded, except of sources that were held: `known_until` has the time of each. `watermarks`
-    is the newest instant of knowledge among the loaded rows of each source (None: none, or the source has no time).
+    Rows that became available by `until` are loaded, except of sources that were held: `known_until` has the time of
+    each. `watermarks` is when the newest loaded row of each source happened (None: no row, or a source without time).
     Observations before `since` may need rows that were pruned. `inputs_digest` names the pins document in the store of
     artifacts. `sequence` grows with every change.
     """

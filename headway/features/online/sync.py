@@ -282,7 +282,11 @@ class _Sync:
     def _rows(
         self, source: str, declared: SourceSpec, version: DatasetVersion, table: pa.Table, loaded: int
     ) -> tuple[list[RowVersion], int, bool]:
-        """Rows known after `loaded` and by `until`, the first instant at which one is known, and whether all are in."""
+        """Rows available after `loaded` and by `until`, the first such instant, and whether all rows are in.
+
+        Availability decides, not the event: a correction supersedes from when it is available, even if it moves the
+        event into the future.
+        """
         if declared.sequence is not None and table.column(declared.sequence).null_count:
             nulls = table.column(declared.sequence).null_count
             raise ValueNotExact(
@@ -295,11 +299,11 @@ class _Sync:
         for scope in self.scopes.of_source(source):
             times = scope.clock.times(table)
             usable = times.admitted & alive
-            complete &= not bool((usable & (times.known > self.until)).any())
-            chosen = np.flatnonzero(usable & (times.known > loaded) & (times.known <= self.until))
+            complete &= not bool((usable & (times.available > self.until)).any())
+            chosen = np.flatnonzero(usable & (times.available > loaded) & (times.available <= self.until))
             if len(chosen):
                 rows += row_versions(declared, scope, table, (version.partition, version.version), chosen)
-        return rows, min((r.known for r in rows), default=np.iinfo(np.int64).max), complete
+        return rows, min((r.available_time for r in rows), default=np.iinfo(np.int64).max), complete
 
     def _not_erased(self, source: str, table: pa.Table) -> NDArray[np.bool_]:
         alive = np.ones(table.num_rows, dtype=np.bool_)
@@ -315,7 +319,7 @@ class _Sync:
         if version.watermark is None or complete:
             return version.watermark
         times = clock_of(declared).times(table)
-        loaded = times.event[times.admitted & (times.known <= self.until)]
+        loaded = times.event[times.admitted & (times.available <= self.until)]
         return int(loaded.max()) if len(loaded) else None
 
 
