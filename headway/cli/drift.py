@@ -6,6 +6,13 @@ from typing import Any
 
 import click
 
+from headway.errors import HeadwayError
+from headway.home import Settings
+
+
+class NoReports(HeadwayError):
+    """Nothing was reported of an endpoint yet."""
+
 
 @click.group()
 def command() -> None:
@@ -40,3 +47,56 @@ def _line(answer: dict[str, Any]) -> str:
     why = f": {judged['reason']}" if judged["reason"] else ""
     wanted = f" (expected {json.dumps(answer['expected'])})" if answer["agree"] is False else ""
     return f"{mark:8}{answer['name']}: {answer['verdict']}{why}{wanted}"
+
+
+@command.command("show")
+@click.argument("endpoint")
+@click.option("--version", "model_version", type=click.IntRange(min=1), help="Reports of this model version only.")
+@click.option("--week", help="One week (its Monday), with every feature.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_obj
+def show(settings: Settings, endpoint: str, model_version: int | None, week: str | None, as_json: bool) -> None:
+    """Show the drift reports in force of ENDPOINT, week by week.
+
+    Exits 2 when there are none.
+    """
+    from headway.services import open_services
+
+    with open_services(settings) as services:
+        found = services.catalog.reports(services.principal, endpoint, "drift", model_version)
+        found = [r for r in found if week in (None, r.window)]
+        if not found:
+            raise NoReports(
+                f"there are no drift reports of endpoint {endpoint!r}" + (f" in week {week}" if week else ""),
+                "materialize drift_report for the weeks that it answered in",
+            )
+        documents = [json.loads(services.store.get_bytes(r.document_digest)) for r in found]
+    if as_json:
+        shown = [{"report_id": r.report_id, **d} for r, d in zip(found, documents, strict=True)]
+        click.echo(json.dumps({"reports": shown}, indent=2))
+        return
+    for report, document in zip(found, documents, strict=True):
+        why = f": {report.reason}" if report.reason else ""
+        state = document.get("persistence", {}).get("state", "-")
+        chance = f" ({document['expected_by_chance']})" if report.verdict == "drift" else ""
+        click.echo(
+            f"{report.window}  version {report.model_version}  {report.verdict}{why}; persistence {state}{chance}"
+        )
+        if week is not None:
+            for line in _feature_lines(document):
+                click.echo(line)
+
+
+def _feature_lines(document: dict[str, Any]) -> list[str]:
+    lines = [
+        f"  incident {i['kind']} {i['feature']}: {i['detail']} {' '.join(i['days'])}" for i in document["incidents"]
+    ]
+    for feature in document["features"]:
+        where = f" [{feature['segment']}]" if feature["segment"] else ""
+        numbers = "".join(
+            f"  {name} {feature[name]:.4g}" for name in ("psi", "distance", "p", "q") if feature[name] is not None
+        )
+        lines.append(
+            f"  {feature['verdict']:13} {feature['name']}{where}  n {feature['n']}{numbers}  {feature['reason']}"
+        )
+    return lines

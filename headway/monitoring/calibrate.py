@@ -84,8 +84,10 @@ def _largest_effects(reference: Reference, psi: float, distance: float, size: in
 
 
 def _drawn_blocks(counts: Counts, blocks: int, pairs: int, rng: np.random.Generator) -> Counts:
-    even = np.full(len(counts), 1 / len(counts))
-    return rng.multinomial(blocks, even, size=pairs).astype(np.float32) @ counts
+    """Counts [pairs, bins] of windows of so many blocks, drawn with replacement."""
+    drawn = rng.integers(len(counts), size=(pairs, blocks)) + len(counts) * np.arange(pairs)[:, None]
+    times = np.bincount(drawn.ravel(), minlength=pairs * len(counts)).reshape(pairs, len(counts))
+    return times.astype(np.float32) @ counts
 
 
 def _drawn_rows(layout: Layout, rows: int, pairs: int, rng: np.random.Generator) -> Floats:

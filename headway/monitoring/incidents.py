@@ -116,12 +116,12 @@ def contract_incidents(reference: Reference, window: Window) -> list[Incident]:
             if broken:
                 found.append(Incident("contract", name, f"{broken} of {len(present)} values are no whole numbers"))
     found += [
-        Incident("stale_watermark", view, f"stale in {share:.0%} of the rows")
+        Incident("stale_watermark", view, f"behind its source in {share:.0%} of a day's rows")
         for view, share in window.stale.items()
         if share >= STALE_SHARE
     ]
     found += [
-        Incident("skipped_source", source, f"partitions left out in {share:.0%} of the rows")
+        Incident("skipped_source", source, f"partitions left out in {share:.0%} of a day's rows")
         for source, share in window.skipped.items()
         if share >= SKIPPED_SHARE
     ]

@@ -87,7 +87,7 @@ def kaplan_meier(delays: Ints, came: NDArray[np.bool_]) -> DelayCurve:
     waiting = leaving[::-1].cumsum()[::-1]
     survival = np.cumprod(1 - events / waiting)
     kept = events > 0
-    return DelayCurve(times[kept], 1 - survival[kept])
+    return DelayCurve(times[kept], np.asarray(1 - survival[kept], np.float64))
 
 
 def delay_curve(answered: Answered, now: int) -> DelayCurve:

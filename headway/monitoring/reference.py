@@ -65,7 +65,8 @@ class Window:
     """Rows to judge, or the reference's sample. `entity` are block labels, `times` microseconds UTC; None: unknown.
 
     A column may be shorter than the window (a value that a few rows have only). `segments` holds texts per row.
-    `stale` is the share of rows whose view was stale, `skipped` sources of which partitions were left out.
+    `stale` is by view the share of rows whose source was behind, `skipped` by source that of rows for which partitions
+    were left out, both of the worst day where times are known.
     """
 
     columns: Mapping[str, Column]
@@ -230,17 +231,14 @@ def as_kind(column: Column, bins: Bins) -> Column | None:
     return column
 
 
-def frozen_bins(
-    name: str, document: Mapping[str, Any], kind: Kind, sample: Column | None, scale: float | None = None
-) -> Bins:
+def frozen_bins(name: str, document: Mapping[str, Any], kind: Kind, sample: Column | None) -> Bins:
     """Bins out of a histogram of `reference.json`.
 
     Args:
         name: the input.
         document: as `trainer.reference` writes it.
         kind: the contract's type of the input.
-        sample: its values in the sample, for means per bin; None leaves the distance without them to the edges.
-        scale: standard deviation of the training rows; None takes the sample's.
+        sample: its values in the sample, for means per bin and the deviation; None leaves both to the edges.
 
     Raises:
         ReferenceUnusable: it has another form.
@@ -259,7 +257,7 @@ def frozen_bins(
         ) from error
     values = np.empty(0) if sample is None else sample.values[~sample.missing]
     counts = np.append(counts, missing)
-    return _numeric(name, kind, edges, counts, values, scale)
+    return _numeric(name, kind, edges, counts, values)
 
 
 def bins_of(name: str, column: Column) -> Bins:
@@ -275,7 +273,7 @@ def bins_of(name: str, column: Column) -> Bins:
         edges = np.unique(cuts[cuts > present.min()])
     counts = np.bincount(np.searchsorted(edges, present, side="right"), minlength=len(edges) + 1)
     kind: Kind = "float64" if column.kind == "null" else column.kind
-    return _numeric(name, kind, edges, np.append(counts, missing).astype(np.float64), present, None)
+    return _numeric(name, kind, edges, np.append(counts, missing).astype(np.float64), present)
 
 
 def reference_of(sample: Window) -> Reference:
@@ -327,16 +325,24 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
     return found
 
 
-def _numeric(name: str, kind: Kind, edges: Floats, counts: Floats, present: Floats, scale: float | None) -> Bins:
+def _numeric(name: str, kind: Kind, edges: Floats, counts: Floats, present: Floats) -> Bins:
     places = np.searchsorted(edges, present, side="right")
     sums = np.bincount(places, present, minlength=len(edges) + 1)
     held = np.bincount(places, minlength=len(edges) + 1)
     # A bin without a sampled row is represented by its edge.
     stand_in = np.append(edges, edges[-1:]) if len(edges) else np.zeros(1)
     middles = np.where(held > 0, sums / np.maximum(held, 1), stand_in)
-    deviation = scale if scale is not None else float(present.std()) if len(present) else 0.0
+    deviation = float(present.std()) if len(present) else _deviation(middles, counts[:-1])
     low, high = (float(present.min()), float(present.max())) if len(present) else (math.nan, math.nan)
     return Bins(name, kind, True, edges, {}, counts, middles, deviation, low, high)
+
+
+def _deviation(middles: Floats, counts: Floats) -> float:
+    """The standard deviation of counts at their bins' middles."""
+    if not counts.any():
+        return 0.0
+    mean = float(np.average(middles, weights=counts))
+    return float(np.sqrt(np.average((middles - mean) ** 2, weights=counts)))
 
 
 def _categorical(name: str, kind: Kind, values: Sequence[str], counts: Floats, other: float, missing: float) -> Bins:
