@@ -17,7 +17,7 @@ from resources.platform import Platform
 REQUEST_TAG = "headway/retrain_request"
 CAUSE_TAG = "headway/cause"
 EVIDENCE_TAG = "headway/evidence"
-_INTERVAL_S = 30
+INTERVAL_S = 30
 _ENDED: Mapping[dg.DagsterRunStatus, Literal["succeeded", "failed", "cancelled"]] = {
     dg.DagsterRunStatus.SUCCESS: "succeeded",
     dg.DagsterRunStatus.CANCELED: "cancelled",
@@ -43,13 +43,13 @@ def retraining_pipelines(root: Path) -> list[Pipeline]:
     return [p for p in found if p.spec.monitoring is not None and p.spec.monitoring.retraining is not None]
 
 
-def build_retrain_on_drift(root: Path) -> dg.SensorDefinition:
-    """The sensor of a code location. Its pipelines below `root` are read at each tick: as they are, they are trained."""
+def build_retrain_on_drift(root: Path, interval_s: int = INTERVAL_S) -> dg.SensorDefinition:
+    """The sensor of a code location. Its pipelines below `root` are read at each tick, as a run would train them."""
 
     @dg.sensor(
         name="retrain_on_drift",
         description="Trains again on persistent drift or lost quality, with enough labels, gain, money and time since.",
-        minimum_interval_seconds=_INTERVAL_S,
+        minimum_interval_seconds=interval_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
         asset_selection=_stage("training_run") | _stage("model_version"),
     )

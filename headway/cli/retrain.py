@@ -67,7 +67,7 @@ def show(settings: Settings, reference: str, as_json: bool) -> None:
     with open_services(settings) as services:
         request = find_request(services, reference)
         events = services.catalog.retrain_events(services.principal, request.request_id)
-        evidence = [services.catalog.report(services.principal, r) for r in request.facts.evidence]
+        reports = [services.catalog.report(services.principal, r) for r in request.facts.evidence]
     facts = request.facts
     document: dict[str, Any] = {
         **_row(request),
@@ -82,7 +82,7 @@ def show(settings: Settings, reference: str, as_json: bool) -> None:
         "dagster_run_id": request.dagster_run_id,
         "evidence": [
             {"report_id": r.report_id, "kind": r.kind, "week": r.window, "verdict": r.verdict, "reason": r.reason}
-            for r in evidence
+            for r in sorted(reports, key=lambda r: (r.window, r.kind))
         ],
         "moves": [
             {"at": _instant(e.at), "actor": e.actor, "state": e.request.state, "reason": e.request.reason}
@@ -150,7 +150,7 @@ def why(settings: Settings, pipeline: str, as_json: bool) -> None:
         click.echo(json.dumps(document, indent=2))
         return
     for rule in decision.rules:
-        click.echo(f"{'yes' if rule.passed else 'no':<4}{rule.code:<30}{rule.sentence}")
+        click.echo(f"{'ok' if rule.passed else 'no':<4}{rule.code:<30}{rule.sentence}")
     click.echo(f"\n{decision.action}: {decision.sentence}")
 
 

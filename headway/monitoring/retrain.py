@@ -245,6 +245,8 @@ class _Driver:
         if facts.open is None or decision.action in ("nothing", "wait"):
             return _Act(f"{decision.action}: {decision.sentence}")
         request = self._services.catalog.retrain_request(self._services.principal, facts.open.request_id)
+        if request.state != facts.open.state:
+            return _Act(f"another look was there first: request {request.request_id} is {request.state} by now")
         match decision.action:
             case "start":
                 return self._move(request, "ready", decision.sentence, as_of=decision.as_of, goes_on=True)
@@ -324,10 +326,10 @@ class _Driver:
         eligible = [v for v in versions if self._standing(v) == "eligible"]
         if eligible:
             return self._promote(request, runs, training, eligible[-1])
-        if versions and newest is not None and newest.state == "succeeded":
-            last = versions[-1]
-            said = f"version {last.version} is {self._standing(last)}; version {request.facts.model_version} stays"
-            return self._close(request, runs, "kept_old", said, training, last)
+        if training is not None and self._all_judged(training, versions):
+            said = "; ".join(f"version {v.version} is {self._standing(v)}" for v in versions)
+            kept = f"{said}; version {request.facts.model_version} stays"
+            return self._close(request, runs, "kept_old", kept, training, versions[-1])
         return self._after_bad_end(request, runs, newest, training)
 
     def _after_bad_end(
@@ -441,6 +443,19 @@ class _Driver:
     def _versions(self, training: TrainingRun) -> list[ModelVersion]:
         known = self._services.catalog.model_versions(self._services.principal, self._pipeline.name)
         return sorted((v for v in known if v.run_id == training.run_id), key=lambda v: v.version)
+
+    def _all_judged(self, training: TrainingRun, versions: Sequence[ModelVersion]) -> bool:
+        """Whether everything that the run made was registered, and every gate has spoken about it."""
+        made = set() if training.result is None else {"network", "logistic"} & set(training.result.artifacts)
+        judged = {v.kind for v in versions if self._is_judged(v)}
+        return bool(made) and made <= judged
+
+    def _is_judged(self, version: ModelVersion) -> bool:
+        from headway.registry.dossier import newest_results
+
+        policy = self._services.catalog.gate_policy(self._services.principal, version.model_id)
+        wanted = () if policy is None else policy.gates(version.kind)
+        return bool(wanted) and set(wanted) <= set(newest_results(self._services, version))
 
     def _standing(self, version: ModelVersion) -> str:
         from headway.registry.card import standing
