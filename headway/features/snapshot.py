@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from headway.artifacts.manifest import manifest_entry, put_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSetFacts, FeatureSetVersion, FeatureSnapshot, SnapshotFacts
+from headway.datasets.arrow import compute as pc
 from headway.datasets.partitions import PartitionScheme
 from headway.declaration import PipelineSpec, duration_us
 from headway.errors import HeadwayError
 from headway.features.assemble import details_table, null_shares, parquet_bytes, table_digest, values_table
-from headway.features.clocks import instants
+from headway.features.clocks import Clock, instants
 from headway.features.contract import code_digest, contract, contract_digest
 from headway.features.inputs import InputMissing, PinnedInputs, RowReader, pin_inputs
 from headway.features.labels import LabelRows, label_rows
@@ -136,11 +137,20 @@ class SnapshotBuilder:
 
     def compute(self, labels: LabelRows, inputs: PinnedInputs) -> Computed:
         """Feature cells for label rows from pinned inputs."""
-        sources = {s: self._reader.rows(self._spec, s, v) for s, v in inputs.released.items()}
+        sources = {s: self._rows(inputs, s) for s in inputs.released}
         cells = self._plan.execute(labels.inputs, sources)
         incomplete = incomplete_flags(self._spec, labels, inputs)
         table = values_table(self._spec, labels, cells, incomplete)
         return Computed(labels, inputs, cells, incomplete, table, table_digest(table))
+
+    def _rows(self, inputs: PinnedInputs, source: str) -> pa.Table:
+        rows = self._reader.rows(self._spec, source, inputs.released[source])
+        seen = inputs.seen.get(source)
+        if seen is None:
+            return rows
+        clocks = [v.clock for v in self._plan.views.values() if v.spec.source == source]
+        clocks += [c.clock for c in self._plan.custom.values() if c.source == source]
+        return as_seen(rows, dict.fromkeys(clocks), seen.until)
 
     def _pin(self, partition: str) -> tuple[LabelRows | None, PinnedInputs]:
         """Label rows (none when their own partition is not released) and every version in reach."""
@@ -285,6 +295,18 @@ def build_range(
         if progress is not None:
             progress(outcome)
     return outcomes
+
+
+def as_seen(rows: pa.Table, clocks: Collection[Clock], until: int) -> pa.Table:
+    """The rows as they stood at an instant: what became available later has no time yet, and so is not admitted."""
+    for clock in clocks:
+        column = clock.event if isinstance(clock.available, int) or clock.delay else clock.available
+        if isinstance(column, int):
+            continue
+        later = pa.array(clock.times(rows).available > until)
+        hidden = pc.if_else(later, pa.scalar(None, rows.schema.field(column).type), rows.column(column))
+        rows = rows.set_column(rows.column_names.index(column), column, hidden)
+    return rows
 
 
 def observed_interval(spec: PipelineSpec, labels: LabelRows) -> Interval | None:

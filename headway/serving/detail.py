@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from headway.datasets.digest import digest_of_rows, row_digests
 from headway.datasets.rows import stored_rows
 from headway.errors import HeadwayError
 from headway.features.assemble import parquet_bytes
-from headway.features.inputs import PinnedInputs
+from headway.features.inputs import PinnedInputs, Seen
 from headway.services import Services
 from headway.serving.features import ComputedRequests
 from trainer.blobs import Json, canonical_json
@@ -59,12 +59,16 @@ class PinnedRows:
 
 @dataclass(frozen=True)
 class DetailGroup:
-    """The rows of one label partition: what was read, what was left out, and what did not exist."""
+    """The rows of one label partition: what was read, what was left out, what did not exist.
+
+    `seen` names the sources of which only what was available by an instant had been read.
+    """
 
     partition: str
     inputs: tuple[PinnedRows, ...]
     skipped: Mapping[str, tuple[str, ...]]
     absent: Mapping[str, tuple[str, ...]]
+    seen: Mapping[str, Seen] = field(default_factory=dict[str, Seen])
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ def read_detail(services: Services, digest: str) -> Detail:
             inputs=tuple(PinnedRows(**i) for i in g["inputs"]),
             skipped={s: tuple(p) for s, p in g["skipped"].items()},
             absent={s: tuple(p) for s, p in g["absent"].items()},
+            seen={s: Seen(**part) for s, part in g.get("seen", {}).items()},
         )
         for g in facts.pop("groups")
     )
@@ -184,9 +189,11 @@ def _group_document(partition: str, inputs: PinnedInputs, digests: Mapping[tuple
         }
         for i in inputs.references()
     ]
-    return {
+    document: dict[str, Json] = {
         "partition": partition,
         "inputs": pinned,
         "skipped": {s: list(p) for s, p in inputs.skipped.items()},
         "absent": {s: list(p) for s, p in inputs.absent.items()},
     }
+    seen: dict[str, Json] = {s: {"until": p.until, "newest": p.newest} for s, p in inputs.seen.items()}
+    return document | ({"seen": seen} if seen else {})

@@ -9,7 +9,7 @@ is a problem that names the dataset version and the row, or the statement, or bo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,15 +110,24 @@ class Explanation:
     problems: tuple[Problem, ...]
 
 
-def find_prediction(services: Services, reference: str) -> Prediction:
+def find_prediction(services: Services, reference: str, ship: Callable[[], object] | None = None) -> Prediction:
     """The one prediction whose id begins with a text.
+
+    Args:
+        services: catalog, store and principal.
+        reference: an id, or its first characters.
+        ship: records what servers have logged; called when the catalog knows no such prediction, which may be a moment
+            old.
 
     Raises:
         UnclearPrediction: there is none, or more than one.
     """
     found = services.catalog.prediction_ids(services.principal, reference)
+    if not found and ship is not None:
+        ship()
+        found = services.catalog.prediction_ids(services.principal, reference)
     if len(found) != 1:
-        remedy = "give the whole id, as `headway predict` printed it"
+        remedy = "give the whole id, as `headway predict` printed it or the server answered it"
         raise UnclearPrediction(no_single("prediction", found, reference), remedy)
     return services.catalog.prediction(services.principal, found[0])
 
@@ -341,7 +350,9 @@ def _recompute(
     released: dict[str, list[PinnedVersion]] = {s: [] for s in _sources_of(spec)}
     for read in reads:
         released.setdefault(read.pinned.source, []).append(PinnedVersion(read.version, read.pinned.quarantine_digest))
-    inputs = PinnedInputs({s: tuple(v) for s, v in released.items()}, dict(group.skipped), dict(group.absent))
+    inputs = PinnedInputs(
+        {s: tuple(v) for s, v in released.items()}, dict(group.skipped), dict(group.absent), dict(group.seen)
+    )
     number = detail.groups.index(group)
     rows = detail.values.take(pa.array(detail.group_rows(number)))
     labels = without_outcome(spec, rows.select(list(spec.label_inputs())))

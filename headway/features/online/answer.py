@@ -21,12 +21,12 @@ from headway.features import kernel
 from headway.features.assemble import values_table
 from headway.features.clocks import instants
 from headway.features.contract import code_digest, contract_digest
-from headway.features.inputs import PinnedInputs
+from headway.features.inputs import PinnedInputs, Seen
 from headway.features.kernel import NULL_KEY, Observations, Reason
 from headway.features.labels import LabelRows
 from headway.features.online.entity_rows import EntityRows, ScopePlan, Together, decode, together, whole_table
 from headway.features.online.few import Asked, in_order, latest, window
-from headway.features.online.pins import Pins, in_reach, pins_of
+from headway.features.online.pins import Pins, in_reach, pins_of, seen_of
 from headway.features.online.scopes import (
     WHOLE_SOURCE,
     Scope,
@@ -46,7 +46,7 @@ from headway.features.online.store import (
 from headway.features.plan import Cells, CompiledView, UndecidedTie, compile_plan, first_observed
 from headway.features.plan import _forget as forget
 from headway.features.plan import _timestamps as timestamps
-from headway.features.reach import memory
+from headway.features.reach import bounds, memory
 from headway.features.snapshot import incomplete_flags
 from headway.loading import Pipeline
 from headway.serving.features import (
@@ -98,12 +98,14 @@ class OnlineFeatures:
         self._plan = compile_plan(pipeline)
         self._scopes = scopes_of(self._plan)
         self._scope_plans = {s.scope_id: self._scope_plan(s) for s in self._scopes.all}
+        self._before = {s: bounds(self._spec.sources[s])[0] for s in self._scopes.sources}
         self._digests = (contract_digest(pipeline), code_digest(pipeline))
         self._kept = entities_kept
         self._key: StoreKey | None = None
         self._seen = (0, 0)
         self._state: OnlineState | None = None
         self._pins: Pins | None = None
+        self._parts: dict[str, Seen] = {}
         self._rows: OrderedDict[Entity, EntityRows | Sequence[Any]] = OrderedDict()
 
     @property
@@ -204,6 +206,7 @@ class OnlineFeatures:
         if read.state is not None:
             self._state = read.state
             self._pins = pins_of(read.state, read.state.marks)
+            self._parts = seen_of(self._pins)
         self._seen = (read.sequence, read.rows_sequence)
         for entity, rows in read.rows.items():
             plan = self._scope_plans[entity[0]]
@@ -243,8 +246,15 @@ class OnlineFeatures:
             raise RequestsRefused("requests", problems)
 
     def _pinned(self, observed: NDArray[np.int64]) -> PinnedInputs:
+        """What a group of observations rests on; partitions are looked up only where one could be missing."""
         assert self._pins is not None
-        found = in_reach(self._spec, self._pins, int(observed.min()), int(observed.max()))
+        assert self._state is not None
+        first, last = int(observed.min()), int(observed.max())
+        state = self._state
+        whole = not state.skipped and not state.absent and first >= state.since
+        if whole and all(last + self._before[s] < end for s, end in state.covered.items()):
+            return PinnedInputs({}, {}, {}, self._parts)
+        found = in_reach(self._spec, self._pins, first, last)
         refuse_quarantined(self._spec, found)
         return found
 

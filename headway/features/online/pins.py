@@ -102,20 +102,22 @@ def in_reach(spec: PipelineSpec, pins: Pins, first: int, last: int) -> PinnedInp
     """What observations of an interval rest on, without the versions themselves: what the flags of cells need."""
     skipped: dict[str, tuple[str, ...]] = {}
     absent: dict[str, tuple[str, ...]] = {}
-    seen: dict[str, Seen] = {}
     for source, partitions in partitions_in_reach(spec, Interval(first, last)).items():
-        held = {m.partition: m for m in pins.marks.get(source, ())}
+        held = {m.partition for m in pins.marks.get(source, ())}
         out = pins.skipped.get(source, ())
         skipped[source] = tuple(p for p in partitions if p in out)
         absent[source] = tuple(p for p in partitions if p not in held and p not in out)
-        newest = [m.newest for p, m in held.items() if p in partitions and m.newest is not None]
-        seen[source] = Seen(pins.known_until[source], max(newest, default=None))
     return PinnedInputs(
-        {},
-        {s: p for s, p in skipped.items() if p},
-        {s: p for s, p in absent.items() if p},
-        seen,
+        {}, {s: p for s, p in skipped.items() if p}, {s: p for s, p in absent.items() if p}, seen_of(pins)
     )
+
+
+def seen_of(pins: Pins) -> dict[str, Seen]:
+    """How much of each source was loaded. It is the same for all observations of one state."""
+    return {
+        source: Seen(until, max((m.newest for m in pins.marks.get(source, ()) if m.newest is not None), default=None))
+        for source, until in pins.known_until.items()
+    }
 
 
 def groups_of(

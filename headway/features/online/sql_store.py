@@ -304,7 +304,8 @@ def _whole_state(session: Session, key: StoreKey) -> OnlineState:
 
 def _state(sequence: int, document: str) -> OnlineState:
     facts: dict[str, Any] = json.loads(document)
-    facts["skipped"] = {s: tuple(p) for s, p in facts["skipped"].items()}
+    for named in ("skipped", "absent"):
+        facts[named] = {s: tuple(p) for s, p in facts[named].items()}
     return OnlineState(**facts, sequence=sequence)
 
 

@@ -94,7 +94,8 @@ class OnlineState:
     Rows that became available by `until` are loaded, except of sources that were held: `known_until` has the time of
     each. `watermarks` is when the newest loaded row of each source happened (None: no row, or a source without time).
     Observations before `since` may need rows that were pruned. `inputs_digest` names the pins document in the store of
-    artifacts. `sequence` grows with every change.
+    artifacts. `sequence` grows with every change. `skipped` are quarantined or retired partitions, `absent` those that
+    nobody delivered, among the partitions of each source from those that `since` may need up to the instant `covered`.
     """
 
     pipeline: str
@@ -109,6 +110,8 @@ class OnlineState:
     contract_digest: str = ""
     code_digest: str = ""
     skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    covered: Mapping[str, int] = field(default_factory=dict[str, int])
     marks: tuple[PartitionMark, ...] = ()
 
 

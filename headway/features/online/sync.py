@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -119,6 +120,16 @@ def _is_of(state: OnlineState, version: FeatureSetVersion) -> bool:
     return state.feature_set_version == version.version
 
 
+@dataclass(frozen=True)
+class _Brought:
+    """A source after its turn: what is pinned, what is quarantined, what nobody delivered, and up to which instant."""
+
+    marks: list[PartitionMark]
+    skipped: tuple[str, ...]
+    absent: tuple[str, ...]
+    covered: int | None
+
+
 @dataclass
 class _Sync:
     """One run over all sources."""
@@ -149,20 +160,25 @@ class _Sync:
         for mark in self.online.marks(self.key):
             held.setdefault(mark.source, {})[mark.partition] = mark
         skipped: dict[str, tuple[str, ...]] = {}
+        absent: dict[str, tuple[str, ...]] = {}
+        covered: dict[str, int] = {}
         known_until: dict[str, int] = {}
         marks: list[PartitionMark] = []
         for source in self.scopes.sources:
             if source in hold:
                 known_until[source] = self._known_until(source)
                 marks += held.get(source, {}).values()
-                if self.before is not None and source in self.before.skipped:
-                    skipped[source] = self.before.skipped[source]
+                if self.before is not None:
+                    skipped |= _of(source, self.before.skipped)
+                    absent |= _of(source, self.before.absent)
+                    covered |= _of(source, self.before.covered)
                 continue
             known_until[source] = self.until
-            found, left_out = self._source(source, held.get(source, {}))
-            marks += found
-            if left_out:
-                skipped[source] = left_out
+            found = self._source(source, held.get(source, {}))
+            marks += found.marks
+            skipped |= {source: found.skipped} if found.skipped else {}
+            absent |= {source: found.absent} if found.absent else {}
+            covered |= {} if found.covered is None else {source: found.covered}
         state = OnlineState(
             pipeline=self.key.pipeline,
             feature_set=version.facts.feature_set,
@@ -176,6 +192,8 @@ class _Sync:
             contract_digest=version.facts.contract_digest,
             code_digest=version.facts.code_digest,
             skipped=skipped,
+            absent=absent,
+            covered=covered,
         )
         state = replace(state, inputs_digest=put_pins(self.services, pins_of(state, marks)))
         last = Change(
@@ -197,8 +215,8 @@ class _Sync:
         """Up to when rows of a source are loaded as readers see it."""
         return _NEVER if self.before is None else self.before.known_until.get(source, _NEVER)
 
-    def _source(self, source: str, held: Mapping[str, PartitionMark]) -> tuple[list[PartitionMark], tuple[str, ...]]:
-        """Bring one source: the marks of its partitions afterwards, and the partitions that are left out."""
+    def _source(self, source: str, held: Mapping[str, PartitionMark]) -> _Brought:
+        """Bring one source."""
         spec = self.pipeline.spec
         declared = spec.sources[source]
         partitions = self._partitions(source, declared)
@@ -219,8 +237,12 @@ class _Sync:
         for partition in held:
             if partition not in partitions:
                 self._drop(source, partition)
-        left_out = tuple(p for p in partitions if p in current and current[p].status in ("quarantined", "retired"))
-        return marks, left_out
+        skipped = tuple(p for p in partitions if p in current and current[p].status in ("quarantined", "retired"))
+        absent = tuple(p for p in partitions if p not in current or not _is_settled(current[p]))
+        covered = None
+        if declared.partition is not None and partitions:
+            covered = PartitionScheme.from_spec(declared.partition).window(partitions[-1])[1]
+        return _Brought(marks, skipped, absent, covered)
 
     def _partitions(self, source: str, declared: SourceSpec) -> tuple[str, ...]:
         """Partitions whose rows an observation from `since` on may see, as far as they have begun."""
@@ -321,6 +343,13 @@ class _Sync:
         times = clock_of(declared).times(table)
         loaded = times.event[times.admitted & (times.available <= self.until)]
         return int(loaded.max()) if len(loaded) else None
+
+
+V = TypeVar("V")
+
+
+def _of(source: str, found: Mapping[str, V]) -> dict[str, V]:
+    return {source: found[source]} if source in found else {}
 
 
 def _is_settled(version: DatasetVersion) -> bool:
