@@ -43,15 +43,26 @@ def command(
 
     Exits 1, naming dataset version and row, or statement, when something is not as it was recorded.
     """
-    from headway.loading import load_pipeline
+    from headway.loading import Pipeline, PipelineNotFound, load_pipeline
     from headway.registry.keys import KeyRing
     from headway.services import open_services
     from headway.serving.documents import explanation_document
     from headway.serving.explain import ROWS_SHOWN, explain, find_prediction
+    from headway.serving.ship import ship
+
+    def known(name: str) -> Pipeline | None:
+        """The pipeline whose answers are shipped: the one that was named, else that under pipelines/."""
+        named = None if reference is None else load_pipeline(reference)
+        if named is not None and named.name == name:
+            return named
+        try:
+            return load_pipeline(name)
+        except PipelineNotFound:
+            return None
 
     shown = rows if rows is not None else ROWS_SHOWN if as_json or feature else _ROWS_LISTED
     with open_services(settings) as services:
-        prediction = find_prediction(services, prediction_id)
+        prediction = find_prediction(services, prediction_id, lambda: ship(services, known, settings.serving_folder))
         version = services.catalog.model_version(services.principal, prediction.model_id, prediction.model_version)
         pipeline = load_pipeline(reference or version.facts.pipeline)
         trust = KeyRing(settings.keys_folder).trust()

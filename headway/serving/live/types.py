@@ -6,7 +6,7 @@ Times of the world (`asked`, `observed`) are int64 microseconds UTC; deadlines a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headway.errors import HeadwayError
@@ -127,7 +127,7 @@ class Served:
     contract_hash: str
     feature_set_version: int
     degraded: tuple[str, ...]
-    spec: PipelineSpec
+    spec: PipelineSpec = field(repr=False)
 
 
 @dataclass(frozen=True)
