@@ -1,7 +1,8 @@
 """What the reports of an endpoint say to the retraining decision: alarms, incident, mature labels, expected gain.
 
 Only reports in force are read, and of documents only those of the weeks that count. Reports of another version than
-the one that serves are kept as alarms of that version: they were measured against another reference.
+the one that serves are kept as alarms of that version: they were measured against another reference. A week that was
+not over when it was reported may show an incident, which blocks at once, and no alarm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headway.catalog.monitoring_facts import Report
 
 JUDGED = ("none", "drift", "season")
+INCIDENT = "data_incident"
 IMMATURE = "immature"
 
 
@@ -41,14 +43,14 @@ def gather_evidence(services: Services, pipeline: Pipeline, champion: Champion |
     """Sum up the drift and quality reports in force of the pipeline's endpoint."""
     catalog, principal = services.catalog, services.principal
     drift = catalog.reports(principal, pipeline.name, "drift")
-    quality = catalog.reports(principal, pipeline.name, "quality")
+    quality = _whole(catalog.reports(principal, pipeline.name, "quality"))
     monitoring = pipeline.spec.monitoring
     assert monitoring is not None
     assert monitoring.retraining is not None
     policy = DriftPolicy.from_spec(monitoring.drift)
     alarms = [
         alarm
-        for version, reports in sorted(_by_version(drift).items())
+        for version, reports in sorted(_by_version(_whole(drift)).items())
         if (alarm := _drift_alarm(services, version, reports, policy)) is not None
     ]
     for version, reports in sorted(_by_version(quality).items()):
@@ -59,8 +61,13 @@ def gather_evidence(services: Services, pipeline: Pipeline, champion: Champion |
         tuple(alarms),
         _incident(drift),
         0 if champion is None else _labels(pipeline, quality, champion),
-        _gain(mine[-policy.of :]),
+        _gain(mine, policy.of),
     )
+
+
+def _whole(reports: Sequence[Report]) -> list[Report]:
+    """Those of weeks that were over when they were made; a part of a week raises no alarm."""
+    return [r for r in reports if r.made_at >= r.end]
 
 
 def _by_version(reports: Sequence[Report]) -> dict[int, list[Report]]:
@@ -136,10 +143,14 @@ def _certain_loss(report: Report) -> float | None:
 
 
 def _incident(drift: Sequence[Report]) -> Incident | None:
-    """The incident of the newest week, whichever version's rows show it."""
-    newest = max((r.window for r in drift), default="")
-    for report in drift:
-        if report.window == newest and report.verdict == "data_incident":
+    """The incident of the newest week that could be judged, whichever version's rows show it.
+
+    A week with too few rows says nothing, so it does not end an incident.
+    """
+    said = [r for r in drift if r.verdict in (*JUDGED, INCIDENT)]
+    newest = max((r.window for r in said), default="")
+    for report in said:
+        if report.window == newest and report.verdict == INCIDENT:
             return Incident(report.window, report.report_id, report.reason)
     return None
 
@@ -151,20 +162,28 @@ def _labels(pipeline: Pipeline, quality: Sequence[Report], champion: Champion) -
     return sum(int(_number(r, "labels") or 0) for r in quality if r.start >= cut and r.verdict != IMMATURE)
 
 
-def _gain(quality: Sequence[Report]) -> Gain | None:
-    """What the champion lost against its own evaluation, by labels if there are any, else as estimated without."""
-    for name, basis in (("auc", "realised"), ("estimated_auc", "estimated")):
-        known = [
-            (evaluation - found, _number(r, "labels") or 1)
-            for r in quality
-            if (basis == "estimated" or r.verdict != IMMATURE)
-            and (found := _number(r, name)) is not None
-            and (evaluation := _number(r, "evaluation_auc")) is not None
-        ]
-        if known:
-            weight = sum(n for _, n in known)
-            return Gain(sum(loss * n for loss, n in known) / weight, "realised" if name == "auc" else "estimated")
-    return None
+def _gain(quality: Sequence[Report], weeks: int) -> Gain | None:
+    """What the champion lost against its own evaluation over its newest weeks, each weighed by its labels.
+
+    By labels where there are any, else as estimated without.
+    """
+    realised = [loss for r in quality if r.verdict != IMMATURE and (loss := _loss(r, "auc")) is not None]
+    estimated = [loss for r in quality if (loss := _loss(r, "estimated_auc")) is not None]
+    if realised:
+        return Gain(_mean(realised[-weeks:]), "realised")
+    return Gain(_mean(estimated[-weeks:]), "estimated") if estimated else None
+
+
+def _loss(report: Report, name: str) -> tuple[float, float] | None:
+    """The evaluation less a number of the week, and the rows that it rests on."""
+    found, evaluation = _number(report, name), _number(report, "evaluation_auc")
+    if found is None or evaluation is None:
+        return None
+    return evaluation - found, max(1.0, _number(report, "labels") or _number(report, "answers") or 1.0)
+
+
+def _mean(losses: Sequence[tuple[float, float]]) -> float:
+    return sum(loss * rows for loss, rows in losses) / sum(rows for _, rows in losses)
 
 
 def _number(report: Report, name: str) -> float | None:

@@ -3,10 +3,6 @@
 The scheduler is a double that has the runs which the test gives it.
 """
 
-import json
-import multiprocessing
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from support.retrain_bench import (
     set_world,
     told,
 )
-from support.retrain_ticks import Listed, keep_ticking
+from support.retrain_ticks import Listed, tick_at_once
 from support.training_bench import TrainingBench
 
 from headway.monitoring.retrain import SchedulerRun, Tick, budget_of, tick
@@ -217,26 +213,9 @@ def test_why_changes_nothing(bench: TrainingBench) -> None:
 
 def test_t7_a_hundred_ticks_and_some_killed_make_one_request(bench: TrainingBench, tmp_path: Path) -> None:
     plant(bench)
-    output = tmp_path / "asked.jsonl"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.retrain_ticks"])
-    output.touch()
-    arguments = (str(bench.folder), str(bench.home), str(output), 14)
-    workers = [context.Process(target=keep_ticking, args=arguments) for _ in range(10)]
-    chance = random.Random(7)
-    for worker in workers:
-        worker.start()
-    while len(output.read_text().splitlines()) < 4:
-        time.sleep(0.01)
-    for worker in workers[:4]:
-        worker.kill()
-        time.sleep(chance.uniform(0.0, 0.1))
-    for worker in workers:
-        worker.join(120)
-    assert all(worker.exitcode == 0 for worker in workers[4:]), output.read_text()
+    keys = tick_at_once(bench, tmp_path / "asked.jsonl", 14, dagster=False)
     last = look(bench)
     assert last.ask is not None
-    keys = [json.loads(line)["key"] for line in output.read_text().splitlines()]
     assert len(keys) >= 84
     assert set(keys) - {None} == {last.ask.run_key}
     assert len(told(bench)) == 1
