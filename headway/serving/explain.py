@@ -353,7 +353,8 @@ def _recompute(
     inputs = PinnedInputs(
         {s: tuple(v) for s, v in released.items()}, dict(group.skipped), dict(group.absent), dict(group.seen)
     )
-    number = detail.groups.index(group)
+    # By identity: groups of single rows may be equal.
+    number = next(i for i, g in enumerate(detail.groups) if g is group)
     rows = detail.values.take(pa.array(detail.group_rows(number)))
     labels = without_outcome(spec, rows.select(list(spec.label_inputs())))
     plan = compile_plan(walk.pipeline)
