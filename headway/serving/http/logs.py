@@ -32,16 +32,16 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send the server's log, and uvicorn's, to standard error as JSON lines of `level` and above."""
+    """Send what Headway and uvicorn log to standard error as JSON lines of `level` and above."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    for name in (LOGGER.name, "uvicorn.error"):
+    wanted = logging.getLevelNamesMapping()[level.upper()]
+    # Uvicorn's notices of starting and stopping say nothing that ours do not.
+    for name, least in (("headway", wanted), ("uvicorn.error", max(logging.WARNING, wanted))):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-    LOGGER.setLevel(level.upper())
-    # Uvicorn's notices of starting and stopping say nothing that ours do not.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, LOGGER.level))
+        logger.setLevel(least)
 
 
 def log(event: str, level: int = logging.INFO, **facts: object) -> None:

@@ -6,6 +6,7 @@ import json
 from html import escape
 from typing import TYPE_CHECKING
 
+from headway.datasets.partitions import PartitionScheme
 from headway.datasets.zones import iso
 from headway.declaration import duration_us
 from headway.serving.http.v2 import DATATYPES
@@ -40,14 +41,26 @@ def page(engine: Engine, url: str) -> str:
 
 
 def example_request(spec: PipelineSpec, now: int) -> dict[str, object]:
-    """A request that is well-formed at a time of the world: made-up values, observed a little before it."""
+    """A request that is well-formed and can be asked at a time of the world; its values are made up."""
     serving = serving_of(spec)
-    asked = now - now % 60_000_000 + duration_us(serving.before)
+    moment = askable(spec, now)
+    asked = moment - moment % 60_000_000 + duration_us(serving.before)
     inputs: list[dict[str, object]] = []
     for name, field in serving.request.items():
         value = iso(asked) if field.type == "timestamp" else _EXAMPLES[field.type]
         inputs.append({"name": name, "shape": [1], "datatype": DATATYPES[field.type], "data": [value]})
     return {"inputs": inputs}
+
+
+def askable(spec: PipelineSpec, now: int) -> int:
+    """The newest time, `now` at the latest, as of which the pipeline's calendar lets anything be asked."""
+    declared = spec.sources[spec.label.source].partition
+    if declared is None:
+        return now
+    scheme = PartitionScheme.from_spec(declared)
+    if scheme.keys_between(now, now) or scheme.end is None:
+        return now
+    return min(now, scheme.window(scheme.keys()[-1])[1] - 1)
 
 
 def curl(url: str, model: str, request: dict[str, object]) -> str:
