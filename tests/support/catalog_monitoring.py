@@ -178,8 +178,7 @@ def decision(what: str = "wait", **changes: Any) -> DecisionFacts:  # noqa: ANN4
 
 
 def prepare(catalog: Catalog, command: str) -> None:
-    """Make what the command needs."""
-    serve(catalog)
+    """Make what the command needs, where a version is served."""
     catalog.set_budget(ALICE, None, BUDGET, PERIOD, UNIT, LIMIT)
     catalog.record_report(ALICE, None, report_facts())
     if command in ("ship", "close"):

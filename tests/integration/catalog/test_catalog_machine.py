@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import registry_machine
+from support import registry_machine, retrain_machine
 from support.catalog_machine import run
 
 ROOT = Path(__file__).parents[3]
 DATA = "support.catalog_machine"
 REGISTRY = "support.registry_machine"
+RETRAIN = "support.retrain_machine"
 STEPS = 2_000
 
 
@@ -152,6 +153,30 @@ MUTANTS = (
         "        if version is None:",
         REGISTRY,
     ),
+    Mutant(
+        "let a pipeline have two open requests",
+        "headway/catalog/migrations/versions/0006_monitoring.py",
+        "        unique=True,\n",
+        "",
+        RETRAIN,
+        examples=6,
+    ),
+    Mutant(
+        "move a request from where it is not",
+        "headway/catalog/retraining.py",
+        "        .where(retrain_request.c.epoch == expected_epoch)\n",
+        "",
+        RETRAIN,
+        examples=6,
+    ),
+    Mutant(
+        "close a request without settling",
+        "headway/catalog/retraining.py",
+        "    if closed is not None:\n",
+        "    if closed is not None and after.cost_seconds:\n",
+        RETRAIN,
+        examples=6,
+    ),
 )
 
 
@@ -161,6 +186,10 @@ def test_commands_keep_the_model(catalog_url: str, tmp_path: Path) -> None:
 
 def test_runs_and_promotions_keep_the_model(catalog_url: str, tmp_path: Path) -> None:
     assert registry_machine.run(catalog_url, tmp_path / "store", examples=25) >= STEPS // 2
+
+
+def test_retraining_keeps_the_model(catalog_url: str, tmp_path: Path) -> None:
+    assert retrain_machine.run(catalog_url, tmp_path / "store", examples=6) >= STEPS // 20
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +220,9 @@ def _run_copy(copy: Path, folder: Path, machine: str, examples: int = 25) -> "su
     )
 
 
-@pytest.mark.parametrize("machine", [DATA, REGISTRY])
-def test_the_machine_passes_on_an_unchanged_copy(copied: Path, tmp_path: Path, machine: str) -> None:
-    result = _run_copy(copied, tmp_path, machine)
+@pytest.mark.parametrize(("machine", "examples"), [(DATA, 25), (REGISTRY, 25), (RETRAIN, 6)])
+def test_the_machine_passes_on_an_unchanged_copy(copied: Path, tmp_path: Path, machine: str, examples: int) -> None:
+    result = _run_copy(copied, tmp_path, machine, examples)
     assert result.returncode == 0, result.stderr
     assert "steps" in result.stdout
 
