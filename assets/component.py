@@ -9,8 +9,13 @@ from typing import Any, Self
 import dagster as dg
 
 from assets.dataset_version import build_dataset_version
+from assets.drift_report import build_drift_report
 from assets.feature_snapshot import build_feature_snapshot
+from assets.labels import build_labels
 from assets.model_version import build_model_version
+from assets.online_features import build_online_features
+from assets.predictions import build_predictions
+from assets.quality_report import build_quality_report
 from assets.training_run import build_training_run
 from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
@@ -30,7 +35,7 @@ class PipelineScaffolder(dg.Scaffolder[Any]):
 
 @dg.scaffold_with(PipelineScaffolder)
 class ModelPipeline(dg.Component):
-    """Dataset versions, feature snapshots, training runs and gated versions of one model, from one declaration."""
+    """Every stage of one model, from dataset versions to drift reports, from one declaration."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
@@ -54,6 +59,11 @@ class ModelPipeline(dg.Component):
         stages.append(build_feature_snapshot(pipeline))
         if self.spec.training is not None:
             stages += [build_training_run(pipeline), build_model_version(pipeline)]
+        if self.spec.serving is not None:
+            stages.append(build_online_features(pipeline))
+        if self.spec.monitoring is not None:
+            stages += [build_predictions(pipeline), build_labels(pipeline)]
+            stages += [build_quality_report(pipeline), build_drift_report(pipeline)]
         declared = dg.Definitions(assets=stages)
         extra = [_extra(context, file) for file in sorted((folder / "extra").glob("*.py")) if file.stem != "__init__"]
         return dg.Definitions.merge(declared, *extra)

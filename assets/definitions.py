@@ -7,6 +7,7 @@ from pathlib import Path
 import dagster as dg
 
 from assets.automation import reconcile_training
+from assets.retraining import build_retrain_on_drift
 from resources.wiring import resources_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,8 @@ def defs() -> dg.Definitions:
     """All pipelines with the resources of the profile in force."""
     refuse_misplaced_models(ROOT / "pipelines")
     declared = dg.load_from_defs_folder(path_within_project=ROOT / "assets")
-    platform = dg.Definitions(resources=resources_for(), sensors=[reconcile_training])
+    sensors = [reconcile_training, build_retrain_on_drift(ROOT / "pipelines")]
+    platform = dg.Definitions(resources=resources_for(), sensors=sensors)
     return dg.Definitions.merge(declared, platform)
 
 

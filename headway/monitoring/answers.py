@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headway.catalog.monitoring_facts import Report, ReportFacts
+from headway.catalog.monitoring_invariants import shipped_answers
 from headway.catalog.registry_facts import Prediction
 from headway.datasets.text import TIMESTAMP
 from headway.features.assemble import parquet_bytes
@@ -134,3 +135,28 @@ def _by_day(answers: Sequence[Prediction], start: int) -> dict[str, int]:
     """Answers asked on each of the week's seven days (UTC)."""
     counts = Counter(day_of(answer.asked_at) for answer in answers if answer.asked_at is not None)
     return {day: counts[day] for day in (day_of(start + i * DAY_US) for i in range(7))}
+
+
+@dataclass(frozen=True)
+class ShippingBalance:
+    """Totals of the servers' logs as far as they are shipped, and what does not add up with the recorded answers."""
+
+    segments: int
+    records: int
+    torn: int
+    dropped: int
+    problems: tuple[str, ...]
+
+
+def shipping_balance(services: Services) -> ShippingBalance:
+    """Whether of every log segment as many answers are recorded as were shipped (invariant I12)."""
+    shipped = services.catalog.shipments(services.principal)
+    with services.catalog.reading(services.principal) as connection:
+        problems = shipped_answers(connection, services.principal.tenant)
+    return ShippingBalance(
+        segments=len(shipped),
+        records=sum(s.records for s in shipped),
+        torn=sum(s.torn for s in shipped),
+        dropped=sum(s.dropped for s in shipped),
+        problems=tuple(problems),
+    )

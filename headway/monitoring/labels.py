@@ -185,21 +185,22 @@ def batch_labels(services: Services, pipeline: Pipeline, endpoint_id: str, start
     """Give the answers asked in [start, end) the outcomes that the label source holds and that are known by now.
 
     Every answer about an event gets the event's label, with source `backfill`; running it again changes nothing, and a
-    changed outcome in a newer dataset version becomes a correction. Partitions that are quarantined or have no version
+    changed outcome in a newer dataset version becomes a correction. Where a system or a person said the same already,
+    nothing is added. Partitions that are quarantined or have no version
     are left out and named.
     """
     spec, now = pipeline.spec, services.world()
     asked = [p for p in predictions_between(services, endpoint_id, start, end) if p.event_key is not None]
     outcomes, quarantined, absent = _outcomes(services, spec, asked, now)
-    before = {} if not asked else _last_fills(services, endpoint_id, start, end)
+    said, filled = _said(services, endpoint_id, start, end) if asked else ({}, {})
     labels: list[LabelFacts] = []
     unchanged = 0
     for prediction in asked:
         known = outcomes.get(prediction.event_key or "")
         if known is None:
             continue
-        last = before.get(prediction.prediction_id)
-        if last is not None and last.value == known[0]:
+        last = filled.get(prediction.prediction_id)
+        if known[0] in (said.get(prediction.prediction_id), None if last is None else last.value):
             unchanged += 1
             continue
         # A correction that names the same time stands after what it corrects, by the least that can be told apart.
@@ -299,14 +300,16 @@ def _told(outcome: LabelOutcome) -> dict[str, Json]:
     }
 
 
-def _last_fills(services: Services, endpoint_id: str, start: int, end: int) -> dict[str, Label]:
-    """Each prediction's newest label that was filled in from the batch source."""
-    found: dict[str, Label] = {}
+def _said(services: Services, endpoint_id: str, start: int, end: int) -> tuple[dict[str, Json], dict[str, Label]]:
+    """By prediction: what somebody else says that is in force, and the newest label filled in from the source."""
+    said: dict[str, Json] = {}
+    filled: dict[str, Label] = {}
     for prediction_id, label in services.catalog.labels_between(services.principal, endpoint_id, start, end):
-        held = found.get(prediction_id)
-        if label.source == "backfill" and (held is None or held.facts.order < label.facts.order):
-            found[prediction_id] = label
-    return found
+        if label.source != "backfill":
+            said |= {prediction_id: label.value} if label.current else {}
+        elif prediction_id not in filled or filled[prediction_id].facts.order < label.facts.order:
+            filled[prediction_id] = label
+    return said, filled
 
 
 def _fill(
@@ -334,10 +337,10 @@ def _outcomes(
     """Event key -> target and when it became known, of events known by `now`; and partitions left out."""
     if not asked:
         return {}, (), ()
-    keys = _partitions(spec, asked)
+    keys, own = _partitions(spec, asked)
     dataset = dataset_name(spec.name, spec.label.source)
     versions = services.catalog.current_many(services.principal, dataset, keys)
-    absent = tuple(key for key in keys if key not in versions)
+    absent = tuple(key for key in own if key not in versions)
     quarantined = tuple(key for key, v in versions.items() if v.status != "released")
     wanted = {p.event_key for p in asked}
     found: dict[str, tuple[Json, int]] = {}
@@ -350,13 +353,15 @@ def _outcomes(
     return found, quarantined, absent
 
 
-def _partitions(spec: PipelineSpec, asked: Sequence[Prediction]) -> tuple[str, ...]:
-    """Partitions of the label source that may hold the events of predictions, by their observation times."""
+def _partitions(spec: PipelineSpec, asked: Sequence[Prediction]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Partitions of the label source that may hold the events of predictions, and those in which they were observed."""
     source = spec.sources[spec.label.source]
     assert source.partition is not None
     moments = [m for p in asked if (m := p.observed_at if p.observed_at is not None else p.asked_at) is not None]
     margin = sum(bounds(source)) + duration_us(serving_of(spec).before)
-    return PartitionScheme.from_spec(source.partition).keys_between(min(moments) - margin, max(moments) + margin)
+    scheme = PartitionScheme.from_spec(source.partition)
+    first, last = min(moments), max(moments)
+    return scheme.keys_between(first - margin, last + margin), scheme.keys_between(first, last)
 
 
 def _known_labels(spec: PipelineSpec, rows: pa.Table, now: int) -> Iterable[tuple[str, Json, int]]:

@@ -15,7 +15,11 @@ from support.serving_bench import DAYS, amend, opened, pipeline_of, requests_for
 from support.serving_model import serve
 from support.workbench import Workbench
 
+from assets.drift_report import build_drift_report
+from assets.labels import build_labels
 from assets.online_features import build_online_features
+from assets.predictions import build_predictions
+from assets.quality_report import build_quality_report
 from headway.catalog.registry_facts import PredictionBatch, PredictionFacts
 from headway.home import load_settings
 from headway.monitoring.events import event_keys
@@ -159,7 +163,8 @@ def copied(bench: Workbench, to: Path) -> Workbench:
 def loop_assets(bench: Workbench) -> list[dg.AssetsDefinition]:
     """The stages of the loop."""
     pipeline = pipeline_of(bench)
-    return [build_online_features(pipeline)]
+    stages = (build_online_features, build_predictions, build_labels, build_quality_report, build_drift_report)
+    return [build(pipeline) for build in stages]
 
 
 @contextmanager
