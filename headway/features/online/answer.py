@@ -16,16 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.datasets.zones import iso
-from headway.declaration import duration_us
-from headway.features import kernel
-from headway.features.assemble import values_table
+from headway.declaration import PipelineSpec, duration_us
 from headway.features.clocks import instants
 from headway.features.contract import code_digest, contract_digest
 from headway.features.inputs import PinnedInputs, Seen
-from headway.features.kernel import NULL_KEY, Observations, Reason
+from headway.features.kernel import NULL_KEY, Observations, Reason, collapse
 from headway.features.labels import LabelRows
 from headway.features.online.entity_rows import EntityRows, ScopePlan, Together, decode, together, whole_table
-from headway.features.online.few import Asked, in_order, latest, window
+from headway.features.online.layout import Layout
 from headway.features.online.pins import Pins, in_reach, pins_of, seen_of
 from headway.features.online.scopes import (
     WHOLE_SOURCE,
@@ -43,17 +41,17 @@ from headway.features.online.store import (
     OnlineStore,
     StoreKey,
 )
-from headway.features.plan import Cells, CompiledView, UndecidedTie, compile_plan, first_observed
-from headway.features.plan import _forget as forget
-from headway.features.plan import _timestamps as timestamps
+from headway.features.online.views import ViewCells, answer, view_plan
+from headway.features.plan import Cells, CompiledView, compile_plan, first_observed
 from headway.features.reach import bounds, memory
 from headway.features.snapshot import incomplete_flags
 from headway.loading import Pipeline
 from headway.serving.features import (
+    PARTITION_NOT_READ,
+    WATERMARK_BEHIND,
     Freshness,
     as_kept,
     by_partition,
-    freshness_of,
     label_inputs,
     refuse_quarantined,
     require_askable,
@@ -62,6 +60,8 @@ from headway.serving.features import (
 from headway.serving.requests import RequestProblem, RequestsRefused, serving_of
 
 TOO_OLD = "too_old"
+_NONE = np.iinfo(np.int64).min
+_COLLAPSED = [Reason(int(code)).name.lower() for code in collapse(np.array(list(Reason), dtype=np.int8))]
 ENTITIES_KEPT = 20_000
 
 
@@ -98,6 +98,16 @@ class OnlineFeatures:
         self._plan = compile_plan(pipeline)
         self._scopes = scopes_of(self._plan)
         self._scope_plans = {s.scope_id: self._scope_plan(s) for s in self._scopes.all}
+        self._view_plans = {
+            name: view_plan(view, self._scope_plans[self._scopes.of_view[name].scope_id].types)
+            for name, view in self._plan.views.items()
+        }
+        self._layout = Layout(self._spec)
+        self._limits = {
+            view: duration_us(group.max_staleness)
+            for view, group in serving_of(self._spec).groups.items()
+            if group.max_staleness is not None
+        }
         self._before = {s: bounds(self._spec.sources[s])[0] for s in self._scopes.sources}
         self._digests = (contract_digest(pipeline), code_digest(pipeline))
         self._kept = entities_kept
@@ -150,20 +160,21 @@ class OnlineFeatures:
         groups = list(by_partition(spec, observed, requests))
         pinned = [self._pinned(observed[rows]) for _, rows in groups]
         labels = without_outcome(spec, inputs)
-        cells = self._cells(inputs, observed, valid, asked, groups)
+        views = self._views(observed, valid, asked)
+        cells = self._cells(inputs, views, groups)
         flags = {v: np.zeros(len(observed), dtype=np.bool_) for v in spec.features.views}
         freshness: dict[str, list[Freshness | None]] = {v: [None] * len(observed) for v in spec.features.views}
         for (_, rows), rests in zip(groups, pinned, strict=True):
-            one = len(groups) == 1
-            some = labels if one else LabelRows(labels.inputs.take(rows), labels.outcome.take(rows), {})
-            own = cells if one else {n: c.take(rows) for n, c in cells.items()}
-            for view, behind in incomplete_flags(spec, some, rests).items():
-                flags[view][rows] = behind
-                for row, found in zip(rows.tolist(), freshness_of(spec, view, some, rests, own), strict=True):
-                    freshness[view][row] = self._aged(view, found)
+            some = labels if len(groups) == 1 else LabelRows(labels.inputs.take(rows), labels.outcome.take(rows), {})
+            behind = incomplete_flags(spec, some, rests)
+            late = behind if not (rests.skipped or rests.absent) else _late(spec, some, rests)
+            for view, of_view in behind.items():
+                flags[view][rows] = of_view
+                for row, incomplete, is_late in zip(rows.tolist(), of_view, late[view], strict=True):
+                    freshness[view][row] = self._freshness(view, views[view], row, observed, incomplete, is_late)
         return OnlineComputed(
             requests=as_kept(spec, requests),
-            values=values_table(spec, labels, cells, flags).combine_chunks(),
+            values=self._layout.table(labels, cells, flags).combine_chunks(),
             observed=observed,
             freshness={v: tuple(f for f in found if f is not None) for v, found in freshness.items()},
             state=self._state,
@@ -258,26 +269,27 @@ class OnlineFeatures:
         refuse_quarantined(self._spec, found)
         return found
 
-    def _cells(
-        self,
-        inputs: pa.Table,
-        observed: NDArray[np.int64],
-        valid: NDArray[np.bool_],
-        asked: Mapping[str, list[Entity]],
-        groups: Sequence[tuple[str, NDArray[np.int64]]],
-    ) -> dict[str, Cells]:
+    def _views(
+        self, observed: NDArray[np.int64], valid: NDArray[np.bool_], asked: Mapping[str, list[Entity]]
+    ) -> dict[str, ViewCells]:
         gathered: dict[str, tuple[Together, dict[Entity, int]]] = {}
-        cells: dict[str, Cells] = {}
-        for name, view in self._plan.views.items():
+        found: dict[str, ViewCells] = {}
+        for name, plan in self._view_plans.items():
             scope = self._scopes.of_view[name]
             if scope.scope_id not in gathered:
-                every = [asked[v] for v in asked if self._scopes.of_view[v] == scope]
+                every = [asked[v] for v in asked if self._scopes.of_view[v].scope_id == scope.scope_id]
                 entities = dict.fromkeys(e for of_view in every for e in of_view if e[1] != NO_ENTITY)
                 numbers = {entity: number for number, entity in enumerate(entities)}
                 gathered[scope.scope_id] = (self._together(scope, list(entities), observed), numbers)
             rows, numbers = gathered[scope.scope_id]
             keys = np.array([numbers.get(e, NULL_KEY) for e in asked[name]], dtype=np.int64)
-            cells |= _answer(view, rows, Observations(keys, observed, valid), self._scope_plans[scope.scope_id])
+            found[name] = answer(plan, rows, Observations(keys, observed, valid))
+        return found
+
+    def _cells(
+        self, inputs: pa.Table, views: Mapping[str, ViewCells], groups: Sequence[tuple[str, NDArray[np.int64]]]
+    ) -> dict[str, Cells]:
+        cells = {name: cell for view in views.values() for name, cell in view.cells.items()}
         for name, custom in self._plan.custom.items():
             scope = self._scopes.of_custom[name]
             assert self._state is not None
@@ -304,13 +316,25 @@ class OnlineFeatures:
             parts.append(rows.visible(known_until, start, int(observed.max())))
         return together(plan, parts)
 
-    def _aged(self, view: str, found: Freshness) -> Freshness:
-        """A fresh view is stale when it is older than the declaration allows."""
-        group = serving_of(self._spec).groups.get(view)
-        limit = None if group is None or group.max_staleness is None else duration_us(group.max_staleness)
-        if limit is None or found.status != "fresh" or found.age is None or found.age * 1_000_000 <= limit:
-            return found
-        return replace(found, status="stale", reason=TOO_OLD, incomplete=TOO_OLD)
+    def _freshness(
+        self, view: str, found: ViewCells, row: int, observed: NDArray[np.int64], incomplete: bool, late: bool
+    ) -> Freshness:
+        """As `freshness_of`, and a fresh view that is older than declared is stale."""
+        newest = int(found.newest[row])
+        time = None if newest == _NONE else newest
+        age = None if time is None else (int(observed[row]) - time) / 1_000_000
+        why = "" if not incomplete else WATERMARK_BEHIND if late else PARTITION_NOT_READ
+        if not found.answered[row]:
+            return Freshness(time, age, "missing", _COLLAPSED[found.reason[row]], why)
+        limit = self._limits.get(view)
+        if not why and limit is not None and age is not None and age * 1_000_000 > limit:
+            why = TOO_OLD
+        return Freshness(time, age, "stale" if why else "fresh", why, why)
+
+
+def _late(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs) -> dict[str, NDArray[np.bool_]]:
+    """Where a source's watermark alone makes a view incomplete."""
+    return incomplete_flags(spec, labels, replace(inputs, skipped={}, absent={}))
 
 
 def _in_order(parts: Sequence[Cells], rows: Sequence[NDArray[np.int64]]) -> Cells:
@@ -321,73 +345,3 @@ def _in_order(parts: Sequence[Cells], rows: Sequence[NDArray[np.int64]]) -> Cell
         np.concatenate([p.reason for p in parts]),
     )
     return joined.take(back)
-
-
-def _answer(view: CompiledView, rows: Together, observations: Observations, plan: ScopePlan) -> dict[str, Cells]:
-    asked = in_order(observations, rows.rows.groups, view.spec.boundary)
-    cells = _latest(view, rows, asked, plan) | _windows(view, rows, asked)
-    return {f"{view.name}__{feature}": cells[feature] for feature in view.spec.features}
-
-
-def _latest(view: CompiledView, rows: Together, asked: Asked, plan: ScopePlan) -> dict[str, Cells]:
-    lookback = None if view.spec.lookback is None else duration_us(view.spec.lookback)
-    answers: dict[str, tuple[kernel.Latest, pa.Array]] = {}
-    cells: dict[str, Cells] = {}
-    for name, feature in view.spec.latest_features().items():
-        column = feature.latest
-        shared = column if view.spec.null_policy == "last_known" else ""
-        null = rows.null[column]
-        if shared not in answers:
-            found = _newest(view, rows, asked, lookback, null if shared else None)
-            answer = found if lookback is None else forget(found, asked.observations, lookback)
-            answers[shared] = (answer, timestamps(answer.event_time, answer.has_event_time))
-        answer, event_time = answers[shared]
-        values = rows.values[column]
-        picked = [None if i < 0 else values[i] for i in answer.row.tolist()]
-        hit = answer.row >= 0
-        reason = answer.reason.copy()
-        reason[hit] = np.where(null[answer.row[hit]], np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
-        cells[name] = Cells(pa.array(picked, plan.types[column]), event_time, reason)
-    return cells
-
-
-def _newest(
-    view: CompiledView, rows: Together, asked: Asked, lookback: int | None, null: NDArray[np.bool_] | None
-) -> kernel.Latest:
-    try:
-        return latest(
-            rows.rows,
-            asked,
-            lookback=lookback,
-            null_policy=view.spec.null_policy,
-            null=null,
-            tie_break_row_id="row_id" in view.spec.tie_break,
-        )
-    except kernel.AmbiguousTie as tie:
-        raise UndecidedTie(
-            f"view {view.name!r}: {view.spec.source} has different rows ({', '.join(view.source.row_id)}) for one key "
-            "with equal event time, availability and sequence",
-            "end the view's tie_break with row_id, or give the source a sequence",
-        ) from tie
-
-
-def _windows(view: CompiledView, rows: Together, asked: Asked) -> dict[str, Cells]:
-    features = view.spec.window_features()
-    cells: dict[str, Cells] = {}
-    for column in dict.fromkeys(f.window for f in features.values()):
-        wanted = {n: f for n, f in features.items() if f.window == column}
-        durations = sorted({duration_us(f.duration) for f in wanted.values()})
-        answers = window(
-            rows.rows,
-            asked,
-            rows.numbers[column],
-            durations=durations,
-            aggregates=sorted({f.aggregate for f in wanted.values()}),
-        )
-        event_times = [timestamps(a.event_time, a.has_event_time) for a in answers]
-        for name, feature in wanted.items():
-            at = durations.index(duration_us(feature.duration))
-            answer = answers[at]
-            value = pa.array(answer.values[feature.aggregate], mask=answer.null[feature.aggregate])
-            cells[name] = Cells(value, event_times[at], answer.reason)
-    return cells
