@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import safetensors.torch  # noqa: F401  # pyright: ignore[reportUnusedImport] - loading needs it, and nobody waits now
+import safetensors.torch  # noqa: F401  # pyright: ignore[reportUnusedImport] - loading needs it
 import torch
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def receive(wire: socket.socket) -> tuple[bytes, bytes]:
 
 
 def load_from(code: Path, artifact: Path) -> Predictor:
-    """The artifact, loaded by the trainer of a code tree, in deterministic kernels on one thread.
+    """The artifact, loaded by the trainer of a code tree.
 
     Raises:
         CodeElsewhere: Python found another trainer first.
@@ -136,9 +136,21 @@ def load_from(code: Path, artifact: Path) -> Predictor:
 
     if Path(predictor.__file__).resolve().parents[1] != code.resolve():
         raise CodeElsewhere(f"the trainer comes from {predictor.__file__}, not from {code}")
+    return predictor.load_artifact(artifact, code)
+
+
+def warm() -> None:
+    """One torch thread and deterministic kernels, as the trainer's commands have them; what comes late comes now.
+
+    Both libraries import parts of themselves at their first use, which takes longer than loading a version.
+    """
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    return predictor.load_artifact(artifact, code)
+    with torch.inference_mode():
+        torch.nn.Sequential(torch.nn.Embedding(2, 2), torch.nn.Linear(2, 1))(torch.zeros(1, dtype=torch.int64)).item()
+    column = pa.chunked_array([["a", None]])
+    column.combine_chunks().dictionary_encode().indices.fill_null(0).to_numpy()
+    pa.chunked_array([[1, None]]).cast(pa.float64(), safe=False).to_numpy()
 
 
 def _exactly(wire: socket.socket, count: int) -> bytes:
@@ -184,6 +196,7 @@ def main() -> int:
         return 0
     # The server decides when to end; a key pressed in its terminal reaches us as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm()
     with socket.socket(fileno=given.socket) as wire:
         serve(wire, load_from)
     return 0

@@ -41,10 +41,14 @@ FeaturesOf = Callable[["Pipeline"], Features]
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Rows that may wait per endpoint, rows of a batch, and how the log is cut."""
+    """Rows that may wait per endpoint, rows of a batch, and how the log is cut.
+
+    `spare`: a process with torch waits warm (some 300 MB), so that a promoted version answers within a second.
+    """
 
     queue_rows: int = 4096
     batch_rows: int = 64
+    spare: bool = True
     spool: SpoolLimits = field(default_factory=SpoolLimits)
 
 
@@ -138,7 +142,7 @@ class LiveEngine:
         if self._spool is not None:
             raise EngineStarted("the engine was started before", "make another one")
         self._spool = await asyncio.to_thread(Spool, self._folder / "spool", self._limits.spool)
-        self._following = Following(self._settings, self._pipelines, self._only, self._folder)
+        self._following = Following(self._settings, self._pipelines, self._only, self._folder, spare=self._limits.spare)
         self._following.start()
         await asyncio.to_thread(self._following.wait_settled)
 

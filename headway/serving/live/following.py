@@ -98,6 +98,7 @@ class Following:
         pipelines: the tree's pipelines by name.
         endpoints: only these; None: every endpoint that serves one of the pipelines.
         folder: the server's own folder.
+        spare: whether a process waits warm for the next version.
     """
 
     def __init__(
@@ -106,11 +107,14 @@ class Following:
         pipelines: Mapping[str, Pipeline],
         endpoints: Collection[str] | None,
         folder: Path,
+        *,
+        spare: bool,
     ) -> None:
         self._settings = settings
         self._pipelines = pipelines
         self._only = endpoints
         self._folder = folder
+        self._spare = spare
         self._principal = Principal(settings.tenant, settings.actor)
         self._keys = KeyRing(settings.keys_folder)
         self._store = LocalStore(settings.store_root)
@@ -256,7 +260,8 @@ class Following:
             self._revive()
             if all(f.settled for f in list(self.endpoints.values())):
                 self._settled.set()
-            self._loader.keep_spare()
+            if self._spare:
+                self._loader.keep_spare()
             self._work.wait(_TICK_SECONDS)
         for version in self._versions():
             version.close()
