@@ -25,6 +25,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _CATALOG_S = 10.0
 # Recorded events of a partition among which one to ask for is looked for.
 _EVENTS = 1_000
+_RECENT = 6 * 3_600_000_000
 
 T = TypeVar("T")
 
@@ -85,9 +86,6 @@ def command(
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     try:
         run_server(app, engine, bound, limits, partial(_started, settings, engine, services, pipelines, url))
-    except KeyboardInterrupt:
-        # Uvicorn raises the signal again once everything has stopped.
-        pass
     finally:
         keeper.stop(1.0)
         bound.close()
@@ -193,14 +191,15 @@ def _started(
 ) -> None:
     """Say what is served, by which clock, where, and how to ask."""
     from headway.catalog.clock import utc_text
-    from headway.serving.http.page import curl, example_request
+    from headway.serving.http.page import curl, example_request, is_asked_now, not_now
     from headway.serving.live.types import NotReady
     from headway.world import replayed_time
 
+    now = engine.now()
     clock = "the machine's clock"
     if replayed_time(settings.clock_file) is not None:
         clock = f"a replay's clock ({settings.clock_file})"
-    click.echo(f"it is {utc_text(engine.now())} by {clock}")
+    click.echo(f"it is {utc_text(now)} by {clock}")
     lines: list[str] = []
     for model in engine.models():
         try:
@@ -209,12 +208,14 @@ def _started(
             click.echo(f"{model}: {error.message}")
             continue
         degraded = f"  degraded: {', '.join(served.degraded)}" if served.degraded else ""
-        click.echo(
-            f"{model} version {served.version}  {served.artifact_digest}  epoch {served.endpoint_epoch}{degraded}"
-        )
-        pipeline = pipelines.get(served.spec.name)
-        request = None if services is None or pipeline is None else _recent(services, pipeline, engine.now())
-        lines.append(curl(url, model, request or example_request(served.spec, engine.now())))
+        what = f"{model} version {served.version}  epoch {served.endpoint_epoch}  {served.artifact_digest}"
+        click.echo(f"{what}{degraded}")
+        if is_asked_now(served.spec, now):
+            pipeline = None if services is None else pipelines.get(served.spec.name)
+            request = None if services is None or pipeline is None else _recent(services, pipeline, now)
+            lines.append(curl(url, model, request or example_request(served.spec, now)))
+        else:
+            click.echo(f"  {not_now(served.spec, now)}; `headway demo clock --to DATE` sets another time")
     click.echo(f"listening on {url} (Ctrl-C stops it)")
     for line in lines:
         click.echo(f"try:\n  {line}")
@@ -224,13 +225,14 @@ def _recent(services: Services, pipeline: Pipeline, now: int) -> dict[str, objec
     """The request of an event that could be asked for now and lies ahead, as recorded; None: nothing is recorded."""
     from headway.replay.client import tensors
     from headway.replay.events import NotReplayable, events_of, partitions_between
-    from headway.serving.http.page import askable
 
-    moment = askable(pipeline.spec, now)
     try:
-        partitions = partitions_between(pipeline.spec, moment - 1, moment)
-        events = [e for p in partitions for e in events_of(services, pipeline, p, _EVENTS) if e.at <= moment]
+        partitions = partitions_between(pipeline.spec, now, now)
+        events = [
+            e for p in partitions for e in events_of(services, pipeline, p, _EVENTS) if now - _RECENT <= e.at <= now
+        ]
     except NotReplayable:
         return None
-    newest = max(events, key=lambda e: (e.at, e.caller_id), default=None)
+    recent = [e for e in events if now - _RECENT <= e.at <= now]
+    newest = max(recent, key=lambda e: (e.at, e.caller_id), default=None)
     return None if newest is None else {"inputs": tensors(pipeline.spec, newest.request)}

@@ -41,10 +41,9 @@ def page(engine: Engine, url: str) -> str:
 
 
 def example_request(spec: PipelineSpec, now: int) -> dict[str, object]:
-    """A request that is well-formed and can be asked at a time of the world; its values are made up."""
+    """A request that is well-formed and asked for at a time of the world; its values are made up."""
     serving = serving_of(spec)
-    moment = askable(spec, now)
-    asked = moment - moment % 60_000_000 + duration_us(serving.before)
+    asked = now - now % 60_000_000 + duration_us(serving.before)
     inputs: list[dict[str, object]] = []
     for name, field in serving.request.items():
         value = iso(asked) if field.type == "timestamp" else _EXAMPLES[field.type]
@@ -52,15 +51,15 @@ def example_request(spec: PipelineSpec, now: int) -> dict[str, object]:
     return {"inputs": inputs}
 
 
-def askable(spec: PipelineSpec, now: int) -> int:
-    """The newest time, `now` at the latest, as of which the pipeline's calendar lets anything be asked."""
+def is_asked_now(spec: PipelineSpec, now: int) -> bool:
+    """Whether the pipeline's calendar, which has an end where data is recorded, holds a time of the world."""
     declared = spec.sources[spec.label.source].partition
-    if declared is None:
-        return now
-    scheme = PartitionScheme.from_spec(declared)
-    if scheme.keys_between(now, now) or scheme.end is None:
-        return now
-    return min(now, scheme.window(scheme.keys()[-1])[1] - 1)
+    return declared is None or bool(PartitionScheme.from_spec(declared).keys_between(now, now))
+
+
+def not_now(spec: PipelineSpec, now: int) -> str:
+    """Why nothing can be asked at a time, for people."""
+    return f"nothing can be asked for as of {iso(now)}, which the calendar of {spec.label.source} does not hold"
 
 
 def curl(url: str, model: str, request: dict[str, object]) -> str:
@@ -87,5 +86,11 @@ def _model(engine: Engine, name: str, url: str) -> str:
         "degraded": ", ".join(served.degraded) or "no",
     }
     table = "".join(f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())
-    line = curl(url, name, example_request(served.spec, engine.now()))
-    return f"<h2>{escape(name)}</h2><table>{table}</table><pre>{escape(line)}</pre>"
+    now = engine.now()
+    line = curl(url, name, example_request(served.spec, now))
+    how = (
+        f"<pre>{escape(line)}</pre>"
+        if is_asked_now(served.spec, now)
+        else f"<p>{escape(not_now(served.spec, now))}</p>"
+    )
+    return f"<h2>{escape(name)}</h2><table>{table}</table>{how}"

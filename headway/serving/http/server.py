@@ -7,8 +7,10 @@ refused. A connection here has a fixed time for its head, a size that the head m
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 512
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
@@ -62,7 +65,7 @@ def listen(host: str, port: int) -> socket.socket:
 def run_server(
     app: Starlette, engine: Engine, bound: socket.socket, limits: Limits, started: Callable[[], None]
 ) -> None:
-    """Start the engine, answer until SIGTERM or SIGINT, drain and stop it.
+    """Start the engine, answer until SIGTERM, SIGINT or SIGHUP, drain and stop it.
 
     Draining is in this order: readiness off and new requests refused by the engine, what is in flight answered, the log
     flushed, the port closed.
@@ -96,6 +99,16 @@ class _Server(uvicorn.Server):
         self._engine = engine
         self._limits = limits
         self._tell = started
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in order on these signals, and only that: uvicorn would raise them again afterwards."""
+        before = {number: signal.signal(number, self.handle_exit) for number in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load first: nobody is answered `not ready` who could have waited in the backlog instead."""
