@@ -17,6 +17,7 @@ from headway.declaration import duration_us
 from headway.errors import HeadwayError
 from headway.features.online.store import OnlineNotReady
 from headway.features.online.store import OnlineUnavailable as StoreUnavailable
+from headway.serving.features import InputQuarantined
 from headway.serving.live.child import ChildLost, ChildRefused, WrongRowCount
 from headway.serving.live.lane import Asked, Outcome
 from headway.serving.live.records import Logged, Schemas, encode_record, plain_rows, views_of
@@ -133,7 +134,7 @@ class Answerer:
             return [failed] * len(batch)
         except Exception as error:  # noqa: BLE001 - feature functions are a pipeline's own, and may raise anything
             if len(batch) == 1:
-                return [_named(error)]
+                return [_named(batch[0], error)]
             logger.warning("a batch of %d requests is tried one by one: %r", len(batch), error)
             return [outcome for asked in batch for outcome in self([asked])]
 
@@ -199,7 +200,7 @@ class Answerer:
             mine = scores[place : place + asked.rows]
             place += asked.rows
             if not ((mine >= 0) & (mine <= 1)).all():
-                outcomes[asked] = ScoringFailed("not_finite", f"scores {mine.tolist()!r:.200}: no probability")
+                outcomes[asked] = _failed(asked, "not_finite", f"{mine.tolist()!r:.200} is no probability")
             elif asked.gone:
                 outcomes[asked] = DeadlineExceeded("compute")
             else:
@@ -364,17 +365,25 @@ def _rows(batch: Sequence[Asked]) -> dict[Asked, slice]:
     return found
 
 
-def _named(error: Exception) -> BaseException:
+def _named(asked: Asked, error: Exception) -> BaseException:
     """What a caller is told of an error that its own request met."""
     if isinstance(error, ChildRefused):
-        return ScoringFailed(f"model_{error.code}", error.message)
+        return _failed(asked, "model_refused", error.message)
     if isinstance(error, ChildLost):
-        return ScoringFailed("model_died", error.message)
+        return _failed(asked, "model_died", error.message)
+    if isinstance(error, InputQuarantined):
+        return FeaturesUnavailable("*", "quarantined", error.message, None, None, _FEATURES_RETRY_SECONDS)
     if isinstance(error, HeadwayError):
         return error
-    logger.error("a request failed", exc_info=error)
     # Its text may hold what the caller sent; the log of the server has the stack.
-    return ScoringFailed("feature_code", type(error).__name__)
+    return _failed(asked, "feature_code", type(error).__name__, error)
+
+
+def _failed(asked: Asked, code: str, message: str, cause: Exception | None = None) -> ScoringFailed:
+    """A failure under ids that the caller and the server's log both have."""
+    ids = tuple(new_ids(asked.rows))
+    logger.error("predictions %s were not given (%s)", ", ".join(ids[:10]), code, exc_info=cause)
+    return ScoringFailed(code, message, ids)
 
 
 def _us(seconds: float) -> int:

@@ -24,6 +24,7 @@ from headway.serving.live.types import (
     UnknownModel,
     VersionNotServed,
 )
+from headway.serving.requests import RequestProblem, RequestsRefused
 from headway.world import world_clock
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from headway.loading import Pipeline
 
 
+# A catalog's name, less the number of a row.
+MAX_CALLER_ID = 240
 _RETRY_SECONDS = 1.0
 _DRAIN_TICK_SECONDS = 0.01
 
@@ -170,6 +173,7 @@ class LiveEngine:
             raise NotReady("draining", _RETRY_SECONDS)
         if time.monotonic() >= deadline:
             raise DeadlineExceeded("queue")
+        _check_caller(caller_id)
         slot = self._slot(served)
         if not requests.num_rows:
             return []
@@ -261,3 +265,13 @@ class LiveEngine:
             if state is not None:
                 found |= {f"{name}/{source}": at for source, at in state.watermarks.items()}
         return found
+
+
+def _check_caller(caller_id: str | None) -> None:
+    """Refuse an id under which an answer could not be recorded later."""
+    if caller_id is None:
+        return
+    if not caller_id.isprintable() or caller_id != caller_id.strip() or not 0 < len(caller_id) <= MAX_CALLER_ID:
+        said = f"{caller_id!r:.80} is no id"
+        remedy = f"1 to {MAX_CALLER_ID} printable characters without blanks around them"
+        raise RequestsRefused("request", [RequestProblem(1, "id", said, remedy)])

@@ -101,12 +101,15 @@ class FeaturesUnavailable(Retryable):
 class ScoringFailed(HeadwayError):
     """The model gave this request no usable answer (500); `code` names how.
 
-    Codes: `model_refused` (an input it does not take), `model_died`, `wrong_row_count`, `not_finite`, `feature_code`.
+    Codes: `model_refused` (an input that it does not take, or its code raised), `model_died`, `wrong_row_count`,
+    `not_finite`, `feature_code`. `prediction_ids` are what the rows would have been called; the server's log names
+    them.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, prediction_ids: tuple[str, ...] = ()) -> None:
         super().__init__(f"{code}: {message}", "the request was not answered; the server's log has the cause")
         self.code = code
+        self.prediction_ids = prediction_ids
 
 
 @dataclass(frozen=True)
