@@ -76,7 +76,8 @@ def _read(case: object, where: str, policy: DriftPolicy) -> tuple[str, Reference
 
 def _answer(name: str, reference: Reference, current: Window, policy: DriftPolicy, expected: Case) -> Case:
     if policy.minimum <= current.rows and reference.sample.rows:
-        calibration = calibrate(reference, policy.psi, policy.distance, [current.rows])
+        span = None if current.times is None else int(current.times.max() - current.times.min()) + 1
+        calibration = calibrate(reference, policy.psi, policy.distance, [current.rows], span=span, days=policy.days)
         reference = replace(reference, calibration=calibration)
     judged = judge_window(reference, current, policy)
     return {

@@ -10,8 +10,9 @@ features have one, the more often they are dealt, so that a single one among hun
 Segments come after the whole, over features x segments by the same rule. They say where; they raise no alarm alone,
 because no threshold is calibrated for them.
 
-What remains is drift, unless a second reference explains it: the reference's rows of the same weekdays and hours, or
-one slice of the reference in time order that looks like the window in every feature that moved. That is `season`.
+What remains is drift, unless a second reference explains it: no feature moved further than it does between the
+reference's own windows in time; or the reference's rows of the same weekdays and hours, or one slice of the reference
+in time order, looks like the window in every feature that did. That is `season`.
 
 Pure, numpy only, and deterministic: deals are seeded by the rows' counts.
 """
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from headway.declaration import DriftSpec
 from headway.errors import HeadwayError
-from headway.monitoring.effects import Counts, Effects, Layout, block_counts, effects, layout_of
+from headway.monitoring.effects import Counts, Effects, Layout, block_counts, effects, layout_of, slice_counts
 from headway.monitoring.incidents import Incident, contract_incidents, value_incidents
 from headway.monitoring.reference import SCORE, Bins, Column, Floats, Ints, Reference, Window, as_kind
 
@@ -36,7 +37,7 @@ _DEALS_AT_ONCE = 250
 _MOST_DEALS = 50_000
 _HOUR_US = 3_600_000_000
 _WEEK_HOURS = 168
-_SLICES_PER_SPAN = 4
+_SLICES_PER_SPAN = 16
 _SLICE_ROWS = 100
 # 1970-01-01 00:00 was a Thursday; weeks start on Monday.
 _THURSDAY_HOURS = 72
@@ -157,15 +158,18 @@ def judge_window(reference: Reference, current: Window, policy: DriftPolicy) -> 
     if current.rows >= policy.minimum and tested:
         judged = _judge(reference, current, columns, tested, policy, threshold, "")
     season = None
-    moved = [n for n, v in judged.items() if v.verdict == "drift"]
+    # A score follows its inputs, and what it was counted on is too short to know its seasons: it never decides alone.
+    moved = [n for n, v in judged.items() if v.verdict == "drift" and n != SCORE]
     if moved and not found:
-        season = explained_by_season(reference, current, columns, moved, policy, threshold)
-        if season is not None:
-            judged = {n: _seasonal(v) for n, v in judged.items()}
+        beyond = beyond_seasons(reference, current, [judged[n] for n in moved])
+        season = explained_by_season(reference, current, columns, beyond, policy, threshold)
+        explained = [n for n in judged if season is not None or beyond.get(n, 1.0) < 1]
+        judged |= {n: _seasonal(judged[n]) for n in explained}
+        moved = [n for n in moved if n not in explained]
     verdicts = [v for n in reference.bins if (v := listed[n] or judged.get(n)) is not None]
     if not judged:
         verdicts += [_too_few(n, len(columns[n])) for n in tested]
-    if judged and not found:
+    if judged and not found and season is None:
         verdicts += _segments(reference, current, columns, tested, policy)
     level = max((v.effect for v in judged.values() if v.effect is not None), default=None)
     verdict, reason = _overall(found, current.rows, policy, moved, season, judged)
@@ -252,7 +256,9 @@ def _calibrated(reference: Reference, rows: int, policy: DriftPolicy) -> tuple[f
     if calibration is None:
         return 1.0, None
     size = calibration.size_for(rows)
-    return calibration.thresholds[size], policy.days / calibration.rates[size]
+    # Where windows in time are known, an alarm has to pass their levels as well.
+    rate = calibration.season_rate if calibration.windows else calibration.rates[size]
+    return calibration.thresholds[size], policy.days / rate
 
 
 def _judge(
@@ -469,23 +475,39 @@ def _counted(bins: Bins, column: Column) -> Bins:
     return replace(bins, counts=np.bincount(bins.codes(column), minlength=bins.size).astype(np.float64))
 
 
+def beyond_seasons(reference: Reference, current: Window, verdicts: Sequence[FeatureVerdict]) -> dict[str, float]:
+    """Each feature's measures as a multiple of what the reference's own windows in time stay below.
+
+    Infinite where that is unknown.
+    """
+    seasons = {} if reference.calibration is None or current.times is None else reference.calibration.seasons
+    found = dict.fromkeys((v.name for v in verdicts), float("inf"))
+    for verdict in verdicts:
+        if verdict.name in seasons and verdict.psi is not None and verdict.distance is not None:
+            psi, distance = seasons[verdict.name]
+            found[verdict.name] = max(verdict.psi / psi, verdict.distance / distance if verdict.distance else 0.0)
+    return found
+
+
 def explained_by_season(
     reference: Reference,
     current: Window,
     columns: Mapping[str, Column],
-    moved: Sequence[str],
+    beyond: Mapping[str, float],
     policy: DriftPolicy,
     threshold: float,
 ) -> Season | None:
-    """The second reference that the window looks like in every feature that moved, None when there is none.
+    """The second reference that explains every feature that moved, None when there is none.
 
-    First the whole reference with its rows weighted to the window's weekdays and hours, then slices of the reference,
-    as long as the window, in steps of a quarter of that.
+    First the levels that the reference's own windows in time stay below (`beyond_seasons`). For what passes them, the
+    whole reference with its rows weighted to the window's weekdays and hours, then slices of the reference, as long as
+    the window, in steps of a sixteenth of that.
     """
     sample = reference.sample
+    moved = [name for name, multiple in beyond.items() if multiple >= 1]
+    if not moved:
+        return Season("the reference's own windows in time", dict(beyond))
     if current.times is None or sample.times is None or not len(sample.times):
-        return None
-    if any(n not in sample.columns for n in moved):
         return None
     bins = [reference.bins[n] for n in moved]
     layout = layout_of(bins)
@@ -530,19 +552,10 @@ def _like_a_slice(
     first, last = int(known.min()), int(known.max())
     if last - first < 2 * span:
         return None
-    order = np.argsort(known, kind="stable")
-    step = max(1, span // _SLICES_PER_SPAN)
-    starts = np.arange(first, last - span + 2, step)
-    begin, end = np.searchsorted(known[order], starts), np.searchsorted(known[order], starts + span)
-    enough = end - begin >= _SLICE_ROWS
-    parts: list[Floats] = []
-    for found, size in zip(codes, layout.sizes, strict=True):
-        # Running counts at the slices' ends only: [slices, bins].
-        one = np.zeros((len(known) + 1, size), np.float32)
-        one[np.arange(1, len(known) + 1), found[order]] = 1
-        running = np.cumsum(one, axis=0)
-        parts.append((running[end] - running[begin]).astype(np.float64))
-    effect = effects(layout, np.concatenate(parts, axis=1), counts, policy.psi, policy.distance).effect
+    starts = np.arange(first, last - span + 2, max(1, span // _SLICES_PER_SPAN))
+    parts, rows = slice_counts(layout, codes, known, starts, span)
+    effect = effects(layout, parts, counts, policy.psi, policy.distance).effect
+    enough = rows >= _SLICE_ROWS
     worst = np.where(enough, effect.max(axis=1), np.inf)
     best = int(np.argmin(worst))
     if not worst[best] < threshold:

@@ -130,6 +130,21 @@ def effects(layout: Layout, reference: Counts, current: Counts, psi: float, dist
     return Effects(index, way, np.maximum(index / level, way / distance), shift)
 
 
+def slice_counts(
+    layout: Layout, codes: Sequence[NDArray[np.intp]], times: Ints, starts: Ints, span: int
+) -> tuple[Counts, Ints]:
+    """Counts [slices, bins] of the rows in [start, start + span) for each start, and how many rows these are."""
+    order = np.argsort(times, kind="stable")
+    begin, end = np.searchsorted(times[order], starts), np.searchsorted(times[order], starts + span)
+    parts: list[Counts] = []
+    for found, size in zip(codes, layout.sizes, strict=True):
+        running = np.zeros((len(times) + 1, size), np.float32)
+        running[np.arange(1, len(times) + 1), found[order]] = 1
+        np.cumsum(running, axis=0, out=running)
+        parts.append(running[end] - running[begin])
+    return np.concatenate(parts, axis=1), (end - begin).astype(np.int64)
+
+
 def critical_psi(layout: Layout, n: Floats, m: Floats) -> Floats:
     """The PSI that 99.9 % of undrifted windows stay below, for numbers of rows [..., features]."""
     quantiles = np.array([_quantile(int(size)) for size in layout.sizes])

@@ -74,6 +74,7 @@ _LEAST_MOVE = 0.5
 _LARGE_FIT = 0.35
 _LARGE_GAIN = 1 / 7
 _SMALL_GAIN = 0.15
+_MANY_ZEROS = 0.2
 
 
 @dataclass(frozen=True)
@@ -272,14 +273,21 @@ class _Checks:
             return ""
         assert self._sample is not None
         known = self._sample.values[~self._sample.missing]
+        zeros = (known == 0).mean() >= _MANY_ZEROS
+        if zeros:
+            # Zero is zero in any unit; among many of them the quantiles would say nothing.
+            known, present = known[known != 0], present[present != 0]
+        if min(len(known), len(present)) < SLICE_ROWS:
+            return ""
         reference, current = np.quantile(known, _QUANTILES), np.quantile(present, _QUANTILES)
-        width = max(float(reference[-1] - reference[0]) / 3.29, 1e-9 * float(np.abs(reference).max()))
-        scale = width if width > 0 else self._bins.scale
+        scale = float(reference[-1] - reference[0]) / 3.29
+        if scale <= 0:
+            return ""
         move = float(np.abs(current - reference).mean()) / scale
         if move >= _LEAST_MOVE:
             noise = 0.02 + 1.5 / np.sqrt(len(present))
             found: list[tuple[float, str]] = []
-            for words, factor, shift, large in _changes(day):
+            for words, factor, shift, large in _changes(day or zeros):
                 fit = float(np.abs((current - shift) / factor - reference).mean()) / scale
                 limit = min(_LARGE_FIT, _LARGE_GAIN * move) if large else min(noise, _SMALL_GAIN * move)
                 if fit <= limit:
@@ -301,11 +309,11 @@ class _Checks:
         return ""
 
 
-def _changes(day: bool) -> Iterator[tuple[str, float, float, bool]]:
+def _changes(only_large: bool) -> Iterator[tuple[str, float, float, bool]]:
     for factor in _LARGE:
         yield f"times {factor:g}", factor, 0.0, True
         yield f"divided by {factor:g}", 1 / factor, 0.0, True
-    if day:
+    if only_large:
         # One day's weather or traffic fits some small factor too often by chance.
         return
     for factor in _SMALL:

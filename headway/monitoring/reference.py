@@ -165,12 +165,17 @@ class Calibration:
     """Thresholds from A/A pairs: by rows of the window, the multiple of the declared levels at which an effect counts.
 
     `rates` is the achieved share of pairs in which any feature passes the threshold: what chance alone raises.
+    `seasons` holds by feature the PSI and the distance that the reference's own windows in time stay below, `windows`
+    how many of these there were (0: times unknown, or too short) and `season_rate` the share of them that does pass.
     """
 
     thresholds: Mapping[int, float]
     rates: Mapping[int, float]
     pairs: int
     seed: int
+    seasons: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    windows: int = 0
+    season_rate: float = 0.0
 
     def size_for(self, rows: int) -> int:
         """The calibrated size that a window of these rows is judged by: the largest not above it."""

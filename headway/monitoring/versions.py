@@ -43,7 +43,7 @@ from headway.monitoring.reference import (
     sampled_blocks,
     text_column,
 )
-from headway.monitoring.windows import week_key
+from headway.monitoring.windows import WEEK_US, week_key
 from headway.services import Services
 from headway.serving.requests import serving_of
 from trainer.blobs import Json, canonical_json
@@ -82,7 +82,7 @@ def version_reference(
     sample = _read_sample(services, stored.digest, version)
     reference = Reference(_bins(services, version, sample), sample, None, version.facts.feature_set_version)
     sizes = sizes_up_to(policy.minimum, max(policy.minimum, sample.rows))
-    calibration = calibrate(reference, policy.psi, policy.distance, sizes)
+    calibration = calibrate(reference, policy.psi, policy.distance, sizes, span=WEEK_US, days=policy.days)
     document: dict[str, Json] = {
         "format": FORMAT,
         "model": version.model_id,
@@ -95,6 +95,7 @@ def version_reference(
             **asdict(calibration),
             "thresholds": {str(k): v for k, v in calibration.thresholds.items()},
             "rates": {str(k): v for k, v in calibration.rates.items()},
+            "seasons": {k: list(v) for k, v in calibration.seasons.items()},
         },
     }
     blob = services.store.put_bytes(canonical_json(document), "application/json")
@@ -115,6 +116,9 @@ def _read(
         {int(k): v for k, v in made["rates"].items()},
         made["pairs"],
         made["seed"],
+        {k: (v[0], v[1]) for k, v in made["seasons"].items()},
+        made["windows"],
+        made["season_rate"],
     )
     bins = _bins(services, version, sample)
     reference = Reference(bins, sample, calibration, version.facts.feature_set_version, digest)
