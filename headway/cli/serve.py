@@ -77,6 +77,7 @@ def command(
     online = online_store_for(settings)
     if services is not None and not no_sync:
         _sync(services, list(pipelines.values()), online)
+    _warm(settings, services, list(pipelines.values()))
     limits = Limits()
     engine = LiveEngine(settings, pipelines, online, name=name, endpoints=endpoints or None)
     app = create_app(engine, partial(late.accept, pipelines), limits, ServeMetrics(engine))
@@ -186,12 +187,32 @@ def _sync(services: Services, pipelines: Sequence[Pipeline], online: OnlineStore
         click.echo(f"  {report.rows_written:,} rows written, {report.seconds:.1f} s{told}")
 
 
+def _warm(settings: Settings, services: Services | None, pipelines: Sequence[Pipeline]) -> None:
+    """Compute features once, unrecorded: what is compiled and imported at a first use takes longer than a deadline."""
+    from headway.features.online import online_store_for
+    from headway.features.online.answer import OnlineFeatures
+    from headway.serving.http.logs import log
+    from headway.serving.http.page import is_asked_now
+    from headway.serving.http.v2 import read_rows
+    from headway.world import world_clock
+
+    now = world_clock(settings.clock_file)()
+    for pipeline in pipelines:
+        if not is_asked_now(pipeline.spec, now):
+            continue
+        try:
+            rows = read_rows(_request(services, pipeline, now), memoryview(b""), pipeline.spec)
+            OnlineFeatures(pipeline, online_store_for(settings), settings.tenant).compute(rows, now)
+        except HeadwayError as error:
+            log("not_warm", pipeline=pipeline.name, kind=type(error).__name__)
+
+
 def _started(
     settings: Settings, engine: Engine, services: Services | None, pipelines: dict[str, Pipeline], url: str
 ) -> None:
     """Say what is served, by which clock, where, and how to ask."""
     from headway.catalog.clock import utc_text
-    from headway.serving.http.page import curl, example_request, is_asked_now, not_now
+    from headway.serving.http.page import curl, is_asked_now, not_now
     from headway.serving.live.types import NotReady
     from headway.world import replayed_time
 
@@ -211,9 +232,7 @@ def _started(
         what = f"{model} version {served.version}  epoch {served.endpoint_epoch}  {served.artifact_digest}"
         click.echo(f"{what}{degraded}")
         if is_asked_now(served.spec, now):
-            pipeline = None if services is None else pipelines.get(served.spec.name)
-            request = None if services is None or pipeline is None else _recent(services, pipeline, now)
-            lines.append(curl(url, model, request or example_request(served.spec, now)))
+            lines.append(curl(url, model, _request(services, pipelines[served.spec.name], now)))
         else:
             click.echo(f"  {not_now(served.spec, now)}; `headway demo clock --to DATE` sets another time")
     click.echo(f"listening on {url} (Ctrl-C stops it)")
@@ -221,18 +240,20 @@ def _started(
         click.echo(f"try:\n  {line}")
 
 
-def _recent(services: Services, pipeline: Pipeline, now: int) -> dict[str, object] | None:
-    """The request of an event that could be asked for now and lies ahead, as recorded; None: nothing is recorded."""
+def _request(services: Services | None, pipeline: Pipeline, now: int) -> dict[str, object]:
+    """The newest recorded event that can be asked for now; made-up values where none is recorded."""
     from headway.replay.client import tensors
     from headway.replay.events import NotReplayable, events_of, partitions_between
+    from headway.serving.http.page import example_request
 
+    made_up = example_request(pipeline.spec, now)
+    if services is None:
+        return made_up
     try:
         partitions = partitions_between(pipeline.spec, now, now)
-        events = [
-            e for p in partitions for e in events_of(services, pipeline, p, _EVENTS) if now - _RECENT <= e.at <= now
-        ]
+        events = [e for p in partitions for e in events_of(services, pipeline, p, _EVENTS)]
     except NotReplayable:
-        return None
+        return made_up
     recent = [e for e in events if now - _RECENT <= e.at <= now]
     newest = max(recent, key=lambda e: (e.at, e.caller_id), default=None)
-    return None if newest is None else {"inputs": tensors(pipeline.spec, newest.request)}
+    return made_up if newest is None else {"inputs": tensors(pipeline.spec, newest.request)}

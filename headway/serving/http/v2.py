@@ -88,14 +88,18 @@ def read_inference(body: bytes, header_length: str | None, served: Served, limit
     head, tail = _split(body, header_length)
     document = _object(parse_json(head, limits), "the body", _TOP)
     known, others = _parameters(document, "the body", ("timeout", "binary_data_output"))
-    tensors = _tensors(document, tail, served.spec)
     return Asked(
-        rows=_rows(tensors, served.spec),
+        rows=read_rows(document, tail, served.spec),
         request_id=_request_id(document),
         timeout_s=_timeout(known.get("timeout")),
         binary=_outputs(document, _flag(known, "binary_data_output", "the body")),
         parameters=others,
     )
+
+
+def read_rows(document: Mapping[str, Any], tail: memoryview, spec: PipelineSpec) -> pa.Table:
+    """The rows of a document's `inputs`, whose binary data is `tail`. Raises as `read_inference`."""
+    return _rows(_tensors(document, tail, spec), spec)
 
 
 def answer(asked: Asked, answered: Sequence[Inference], request_id: str) -> tuple[bytes, int | None]:
