@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.monitoring.effects import Counts, Layout, block_counts, effects, layout_of, slice_counts
+from headway.monitoring.effects import Counts, Layout, block_counts, effects, layout_of, slice_counts, slice_starts
 from headway.monitoring.reference import Calibration, Floats, Reference
 
 PAIRS = 1_000
@@ -90,10 +90,10 @@ def _seasons(
         return {}, 0, 0.0
     first, last = int(sample.times.min()), int(sample.times.max())
     windows = (last - first + 1) // span
-    if windows < LEAST_WINDOWS:
+    if windows < LEAST_WINDOWS or sample.rows < windows * _LEAST_ROWS:
         return {}, 0, 0.0
     layout = layout_of(bins)
-    starts = np.arange(first, last - span + 2, max(1, span // _STEPS))
+    starts = slice_starts(sample.times, span, _STEPS)
     codes = [b.codes(sample.columns[b.name]) for b in bins]
     counts, rows = slice_counts(layout, codes, sample.times, starts, span)
     counts = counts[rows >= max(_LEAST_ROWS, np.median(rows) / 2)]

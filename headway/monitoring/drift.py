@@ -27,7 +27,16 @@ from numpy.typing import NDArray
 
 from headway.declaration import DriftSpec
 from headway.errors import HeadwayError
-from headway.monitoring.effects import Counts, Effects, Layout, block_counts, effects, layout_of, slice_counts
+from headway.monitoring.effects import (
+    Counts,
+    Effects,
+    Layout,
+    block_counts,
+    effects,
+    layout_of,
+    slice_counts,
+    slice_starts,
+)
 from headway.monitoring.incidents import Incident, contract_incidents, value_incidents
 from headway.monitoring.reference import SCORE, Bins, Column, Floats, Ints, Reference, Window, as_kind
 
@@ -420,8 +429,10 @@ def _spread_p(layout: Layout, feature: int, current: Counts) -> float:
     design = max(1.0, float((variance / np.maximum(rows * share[used] * (1 - share[used]), 1e-9)).mean()))
     n = known.sum()
     p, q = (known + 0.5) / (n + 0.5 * size), (mine.sum(axis=0) + 0.5) / (rows + 0.5 * size)
-    index = float(((q - p) * np.log(q / p)).sum())
-    return float(chdtrc(max(int(size) - 1, 1), index / (1 / n + design / rows)))
+    # Pearson's measure and not the PSI: the few blocks that the rows are worth leave bins empty, where a logarithm is
+    # far from chi-squared.
+    moved = float(((q - p) ** 2 / p).sum())
+    return float(chdtrc(max(int(size) - 1, 1), moved / (1 / n + design / rows)))
 
 
 def _segments(
@@ -549,10 +560,9 @@ def _like_a_slice(
     from headway.datasets.zones import iso
 
     span = int(mine.max() - mine.min()) + 1
-    first, last = int(known.min()), int(known.max())
-    if last - first < 2 * span:
+    if int(known.max()) - int(known.min()) < 2 * span:
         return None
-    starts = np.arange(first, last - span + 2, max(1, span // _SLICES_PER_SPAN))
+    starts = slice_starts(known, span, _SLICES_PER_SPAN)
     parts, rows = slice_counts(layout, codes, known, starts, span)
     effect = effects(layout, parts, counts, policy.psi, policy.distance).effect
     enough = rows >= _SLICE_ROWS

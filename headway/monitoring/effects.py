@@ -130,6 +130,13 @@ def effects(layout: Layout, reference: Counts, current: Counts, psi: float, dist
     return Effects(index, way, np.maximum(index / level, way / distance), shift)
 
 
+def slice_starts(times: Ints, span: int, steps: int) -> Ints:
+    """Starts of windows of `span` within the times, `steps` to a window, at most so many that each could hold a row."""
+    first, last = int(times.min()), int(times.max())
+    step = max(1, span // steps, -(-(last - first) // max(len(times), 1)))
+    return np.arange(first, max(last - span + 2, first), step, dtype=np.int64)
+
+
 def slice_counts(
     layout: Layout, codes: Sequence[NDArray[np.intp]], times: Ints, starts: Ints, span: int
 ) -> tuple[Counts, Ints]:

@@ -40,7 +40,7 @@ class DelayCurve:
 
     def quantile(self, share: float) -> int | None:
         """The delay by which this share of all answers has its label; None when it is never reached."""
-        place = int(np.searchsorted(self.shares, share, side="left"))
+        place = int(np.searchsorted(self.shares, share - 1e-12, side="left"))
         return int(self.delays[place]) if place < len(self.shares) else None
 
 
