@@ -16,12 +16,7 @@ from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_
 from trainer.events import EventSink
 
 SHOPS = ("s0", "s1", "s2", "s3")
-NUMERIC = {
-    "by_person__count_9d": "int64",
-    "by_person__mean_9d": "float64",
-    "by_person__share_9d": "float64",
-    "by_shop__share_9d": "float64",
-}
+NUMERIC = ("by_person__count_9d", "by_person__mean_9d", "by_person__share_9d", "by_shop__share_9d")
 
 
 def finish(sink: EventSink, run_dir: Path, folder: Path, seed: int, run_id: str) -> None:
@@ -45,13 +40,13 @@ def _files(sign: float, run_id: str) -> dict[str, bytes]:
         "format": "headway.contract/1",
         "inputs": [
             {**shop, "required": True, "nullable": True},
-            *({"name": n, "type": t, "required": True, "nullable": True} for n, t in NUMERIC.items()),
+            *({"name": n, "type": "float64", "required": True, "nullable": True} for n in NUMERIC),
         ],
         "output": {"name": "probability", "type": "float64", "range": [0, 1]},
         "feature_set": None,
         "semantics_version": 1,
     }
-    numbers: list[Json] = [{"name": n, "type": t, "mean": 0.0, "std": 1.0, "missing": True} for n, t in NUMERIC.items()]
+    numbers: list[Json] = [{"name": n, "type": "float64", "mean": 0.0, "std": 1.0, "missing": True} for n in NUMERIC]
     model: dict[str, Json] = {
         "format": "headway.model/1",
         "kind": "logistic",

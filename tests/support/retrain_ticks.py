@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,8 +52,13 @@ def _scheduler(bench: TrainingBench, dagster: bool) -> Iterator[Scheduler]:
         yield DagsterRuns(instance)
 
 
-def tick_at_once(bench: TrainingBench, output: Path, ticks: int, *, dagster: bool) -> list[str]:
-    """Let ten processes tick at the same time and kill four of them; return the run keys that were asked for."""
+def tick_at_once(
+    bench: TrainingBench, output: Path, ticks: int, meanwhile: Callable[[], None], *, dagster: bool
+) -> list[str | None]:
+    """Let ten processes tick at the same time, do something meanwhile, and kill four of them.
+
+    Returns what each tick asked for: a run key, or None.
+    """
     output.touch()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.retrain_ticks"])
@@ -65,6 +70,7 @@ def tick_at_once(bench: TrainingBench, output: Path, ticks: int, *, dagster: boo
     while len(output.read_text().splitlines()) < 4:
         assert any(worker.is_alive() for worker in workers)
         time.sleep(0.01)
+    meanwhile()
     for worker in workers[:4]:
         worker.kill()
         time.sleep(chance.uniform(0.0, 0.1))

@@ -212,8 +212,7 @@ def test_why_changes_nothing(bench: TrainingBench) -> None:
 
 
 def test_t7_a_hundred_ticks_and_some_killed_make_one_request(bench: TrainingBench, tmp_path: Path) -> None:
-    plant(bench)
-    keys = tick_at_once(bench, tmp_path / "asked.jsonl", 14, dagster=False)
+    keys = tick_at_once(bench, tmp_path / "asked.jsonl", 14, lambda: plant(bench), dagster=False)
     last = look(bench)
     assert last.ask is not None
     assert len(keys) >= 84
