@@ -184,7 +184,10 @@ class OnlineFeatures:
         views = [v for name, v in self._plan.views.items() if self._scopes.of_view[name] == scope]
         latest = dict.fromkeys(f.latest for v in views for f in v.spec.latest_features().values())
         windows = dict.fromkeys(f.window for v in views for f in v.spec.window_features().values())
-        endless = any(v.spec.latest_features() and v.spec.lookback is None for v in views)
+        # Under last_known, nulls of any age say null_value, so rows are not cut by age there.
+        endless = any(
+            v.spec.latest_features() and (v.spec.lookback is None or v.spec.null_policy == "last_known") for v in views
+        )
         furthest = max((memory(v.spec) for v in views), default=0)
         return ScopePlan(
             scope, column_types(self._spec, scope), tuple(latest), tuple(windows), None if endless else furthest
