@@ -145,7 +145,8 @@ def warm() -> None:
     Both libraries import parts of themselves at their first use, which takes longer than loading a version.
     """
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    # What `use_deterministic_algorithms(True)` sets, without importing the compiler, which nothing here uses.
+    torch.set_deterministic_debug_mode("error")
     with torch.inference_mode():
         torch.nn.Sequential(torch.nn.Embedding(2, 2), torch.nn.Linear(2, 1))(torch.zeros(1, dtype=torch.int64)).item()
     column = pa.chunked_array([["a", None]])

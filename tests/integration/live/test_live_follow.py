@@ -1,0 +1,137 @@
+"""The engine follows signed pointers: under load, past versions that do not load, past processes that die."""
+
+import json
+import os
+import signal
+import time
+
+import pyarrow as pa
+import pytest
+from support.live_bench import ENDPOINT, LiveServer, another_version
+from support.serving_bench import opened
+from support.serving_model import keys_of
+from support.workbench import Workbench
+
+from headway.registry.promote import rollback
+from headway.serving.live.engine import EngineLimits, EngineStarted
+from headway.serving.live.spool import ServerRunning
+from headway.serving.live.types import UnknownModel, VersionNotServed
+from trainer.spec import parse_run
+
+pytestmark = pytest.mark.xdist_group("live")
+
+
+def _pid(server: LiveServer) -> int:
+    following = server.engine._following
+    assert following is not None
+    slot = following.endpoints[ENDPOINT].current
+    assert slot is not None
+    return slot.version.pid or 0
+
+
+def test_promotions_and_rollbacks_are_followed_under_load_and_no_request_fails(
+    bench: Workbench, rows: pa.Table
+) -> None:
+    with LiveServer(bench, limits=EngineLimits(spare=True)) as server:
+        served = server.engine.served(ENDPOINT)
+        assert (served.version, served.endpoint_epoch, served.degraded) == (1, 1, ())
+        assert server.engine.models() == (ENDPOINT,)
+        with pytest.raises(VersionNotServed):
+            server.engine.served(ENDPOINT, 2)
+        with pytest.raises(UnknownModel):
+            server.engine.served("../../etc/passwd")
+        with server.load(rows) as answers:
+            another_version(bench, 5)
+            server.until(lambda: server.engine.served(ENDPOINT).endpoint_epoch == 2)
+            with opened(bench) as services:
+                rollback(services, keys_of(bench), ENDPOINT, "worse on Mondays")
+            server.until(lambda: server.engine.served(ENDPOINT).endpoint_epoch == 3)
+            another_version(bench, 6)
+            server.until(lambda: server.engine.served(ENDPOINT).endpoint_epoch == 4)
+            time.sleep(0.5)
+        assert server.engine.status().loaded == {ENDPOINT: (3, 1)}
+        with pytest.raises(EngineStarted):
+            server._run(server.engine.start())
+    given = {(a.served.endpoint_epoch, a.served.version) for a in answers}
+    assert given >= {(1, 1), (4, 3)}
+    with opened(bench) as services:
+        moves = {(e.epoch, e.row.stable) for e in services.catalog.endpoint_events(services.principal, ENDPOINT)}
+    assert given <= moves == {(1, 1), (2, 2), (3, 1), (4, 3)}
+    # One request twice under different versions gives different answers, under one version the same.
+    by_row: dict[tuple[int, int], set[float]] = {}
+    for number, answer in enumerate(answers):
+        by_row.setdefault((number % rows.num_rows, answer.served.version), set()).add(answer.probability)
+    assert {len(found) for found in by_row.values()} == {1}
+
+
+def test_a_version_that_does_not_load_leaves_the_old_one_serving_and_is_tried_again(
+    bench: Workbench, rows: pa.Table
+) -> None:
+    with LiveServer(bench) as server:
+        with opened(bench) as services:
+            run = services.catalog.run(
+                services.principal, services.catalog.model_version(services.principal, ENDPOINT, 1).run_id
+            )
+            manifest = parse_run(services.store.get_bytes(run.facts.spec_digest)).model.code_manifest
+            data = services.store.get_bytes(manifest)
+        version = another_version(bench, 5, promoted=False)
+        with opened(bench) as services:
+            services.store.erase(manifest)
+        assert bench.run("promote", f"{ENDPOINT}@{version}").exit_code == 0
+        server.until(lambda: server.degraded() == (f"load_failed:{version}@epoch 2",))
+        (answer,) = server.ask(rows.slice(0, 1))
+        assert (answer.served.version, answer.degraded) == (1, (f"load_failed:{version}@epoch 2",))
+        assert server.engine.ready() == (True, "")
+        with opened(bench) as services:
+            services.store.put_bytes(data)
+        server.until(lambda: server.engine.served(ENDPOINT).version == version)
+        assert server.degraded() == ()
+
+
+def test_a_scoring_process_that_dies_is_replaced_and_requests_wait_for_it(
+    bench: Workbench, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.serving.live.spool._TAKEOVER_SECONDS", 0.0)
+    with LiveServer(bench) as server:
+        with pytest.raises(ServerRunning):
+            LiveServer(bench)
+        before = server.ask(rows.slice(0, 3))
+        dead = _pid(server)
+        os.kill(dead, signal.SIGKILL)
+        after = server.ask(rows.slice(0, 3))
+        assert [a.probability for a in after] == [a.probability for a in before]
+        assert _pid(server) != dead
+        # A request that cannot wait so long is told why.
+        os.kill(_pid(server), signal.SIGKILL)
+        with pytest.raises(Exception, match=r"model_restarting|deadline passed") as caught:
+            server.ask(rows.slice(0, 1), seconds=0.2)
+        assert type(caught.value).__name__ in ("NotReady", "DeadlineExceeded")
+
+
+@pytest.mark.parametrize("change", ["epoch", "version", "artifact", "signature", "nothing left"])
+def test_a_pointer_that_was_altered_on_disk_is_not_followed(bench: Workbench, change: str) -> None:
+    from headway.serving.live.pointer import PointerRefused, gather, read_pointer, verify, write_pointer
+
+    folder = bench.home / "pointers"
+    with opened(bench) as services:
+        endpoint = services.catalog.endpoint(services.principal, ENDPOINT)
+        assert endpoint is not None
+        keys = keys_of(bench).trust()
+        write_pointer(folder, gather(services, keys, endpoint))
+    path = folder / f"{ENDPOINT}.json"
+    verify(read_pointer(path), keys)
+    document = json.loads(path.read_text())
+    other = "sha256:" + "0" * 64
+    if change == "epoch":
+        document["endpoint"]["epoch"] += 1
+    elif change == "version":
+        document["endpoint"]["stable"] = document["version"]["version"] = 7
+    elif change == "artifact":
+        document["version"]["facts"]["blobs"][0][0] = other
+        document["version"]["facts"]["manifest_digest"] = other
+    elif change == "signature":
+        flip = document["promoted"]["envelope"]
+        document["promoted"]["envelope"] = flip[:-8] + ("A" if flip[-8] != "A" else "B") + flip[-7:]
+    path.write_text("{" if change == "nothing left" else json.dumps(document))
+    with pytest.raises(PointerRefused):
+        verify(read_pointer(path), keys)
