@@ -91,7 +91,7 @@ def _result(
         incidents = [{"kind": i.kind, "feature": i.feature, "what": i.detail} for i in built.judged.incidents]
         facts |= {
             "drifted_features": ", ".join(built.judged.moved()) or "none",
-            **table("incidents", incidents),
+            **table("what_broke", incidents),
             **table("features", [_feature(f) for f in sorted(built.judged.features, key=_interest)[:_SHOWN]]),
         }
     facts |= {

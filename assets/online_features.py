@@ -9,6 +9,7 @@ from assets.keys import dataset_key, online_key
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
+from headway.words import counted
 from resources.platform import Platform
 from trainer.blobs import digest_json
 
@@ -101,7 +102,7 @@ def _metadata(done: "SyncReport") -> dict[str, Any]:
 def _check(key: dg.AssetKey, parity: "Parity") -> dg.AssetCheckResult:
     from headway.datasets.zones import iso
 
-    differing = ", ".join(f"row {row} {column}" for row, column in parity.differing)
+    differing = ", ".join(f"{column} in {counted(n, 'request')}" for column, n in list(parity.differing.items())[:10])
     said = f"{parity.rows} requests, {parity.cells:,} cells are the same to the last bit"
     return dg.AssetCheckResult(
         asset_key=key,
@@ -112,7 +113,7 @@ def _check(key: dg.AssetKey, parity: "Parity") -> dg.AssetCheckResult:
         metadata={
             "requests": parity.rows,
             "cells": parity.cells,
-            "differing": len(parity.differing),
+            "cells_differing": sum(parity.differing.values()),
             "observed_at": "" if parity.observed is None else iso(parity.observed),
             "not_compared": parity.reason,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,21 +21,20 @@ from headway.serving.features import compute_features
 from headway.serving.requests import serving_of
 
 SAMPLE = 24
-_DIFFERENCES = 20
 
 
 @dataclass(frozen=True)
 class Parity:
     """Features of `rows` sampled requests, asked as of `observed` (microseconds UTC) by both ways.
 
-    `differing` names (row, column) of cells that are not the same to the last bit. With no rows, `reason` says why
-    nothing could be compared.
+    `differing` counts by column the requests whose cell is not the same to the last bit. With no rows, `reason` says
+    why nothing could be compared.
     """
 
     rows: int
     cells: int
     observed: int | None
-    differing: tuple[tuple[int, str], ...]
+    differing: Mapping[str, int]
     reason: str
 
 
@@ -49,29 +49,27 @@ def compare_online(services: Services, pipeline: Pipeline, online: OnlineStore, 
     state = features.state()
     requests, reason = _requests(services, spec, state, sample)
     if requests is None:
-        return Parity(0, 0, None, (), reason)
+        return Parity(0, 0, None, {}, reason)
     answered = features.compute(requests, state.until)
     try:
         computed = compute_features(services, pipeline, requests)
     except HeadwayError as refusal:
-        return Parity(0, 0, None, (), f"the batch path cannot be asked: {refusal.message}")
+        return Parity(0, 0, None, {}, f"the batch path cannot be asked: {refusal.message}")
     names = computed.values.column_names
-    differing = [
-        (row, name)
-        for name in names
-        for row, (a, b) in enumerate(
-            zip(_bits(computed.values.column(name)), _bits(answered.values.column(name)), strict=True)
-        )
-        if a != b
-    ]
-    differing += [(0, name) for name in set(names) ^ set(answered.values.column_names)]
+    differing = {name: _differing(computed.values, answered.values, name) for name in names}
     return Parity(
         requests.num_rows,
         requests.num_rows * len(names),
         int(answered.observed[0]),
-        tuple(differing[:_DIFFERENCES]),
+        {name: count for name, count in differing.items() if count},
         "",
     )
+
+
+def _differing(one: pa.Table, other: pa.Table, name: str) -> int:
+    if name not in other.column_names:
+        return one.num_rows
+    return sum(a != b for a, b in zip(_bits(one.column(name)), _bits(other.column(name)), strict=True))
 
 
 def _requests(services: Services, spec: PipelineSpec, state: OnlineState, sample: int) -> tuple[pa.Table | None, str]:

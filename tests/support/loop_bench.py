@@ -1,6 +1,8 @@
 """A pipeline that is served and followed: outcomes known hours after they were asked about, a clock, answers."""
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -8,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import numpy as np
 import pyarrow as pa
 import yaml
 from support.catalog_facts import digest
 from support.serving_bench import DAYS, amend, opened, pipeline_of, requests_for, write_serving_bench
-from support.serving_model import serve
+from support.serving_model import CATEGORICAL, NUMERIC, serve
 from support.workbench import Workbench
 
 from assets.drift_report import build_drift_report
@@ -103,12 +106,9 @@ def answer_days(
 ) -> list[PredictionFacts]:
     """Record an answer about every label row of some days, as asked when it was observed."""
     pipeline = pipeline_of(bench)
+    values = label_values(bench, days)
     with opened(bench) as services:
-        values = pa.concat_tables([bench.table(day) for day in days]).unify_dictionaries()
-        requests = requests_for(pipeline, values)
-        requests = requests.set_column(
-            requests.column_names.index("number"), "number", values.column("size").cast(pa.int64())
-        )
+        requests = numbered_requests(bench, values)
         keys = event_keys(pipeline.spec, as_kept(pipeline.spec, requests))
         asked = values.column("t").cast(pa.int64()).to_pylist()
         groups = values.column("k").to_pylist()
@@ -120,6 +120,18 @@ def answer_days(
         batch = PredictionBatch(ENDPOINT, epoch, version, records, (detail,))
         services.catalog.record_predictions(services.principal, None, batch)
     return list(records)
+
+
+def label_values(bench: Workbench, days: Sequence[str]) -> pa.Table:
+    """The snapshots' rows of some days."""
+    return pa.concat_tables([bench.table(day) for day in days]).unify_dictionaries()
+
+
+def numbered_requests(bench: Workbench, values: pa.Table) -> pa.Table:
+    """Requests about label rows; their number is the row's size, which names the event with its start."""
+    requests = requests_for(pipeline_of(bench), values)
+    place = requests.column_names.index("number")
+    return requests.set_column(place, "number", values.column("size").cast(pa.int64()))
 
 
 def planted(prediction_id: str, asked_at: int, **changes: Any) -> PredictionFacts:  # noqa: ANN401
@@ -150,8 +162,35 @@ def make_loop(root: Path) -> Workbench:
     set_world(bench, "2026-03-06T00:00:00Z")
     bench.ingest("data", "register")
     bench.ingest("labels", partitions=DAYS)
-    assert serve(bench, DAYS).stable == 1
+    assert serve(bench, DAYS, reference=reference_of(label_values(bench, DAYS))).stable == 1
     return bench
+
+
+def reference_of(values: pa.Table) -> bytes:
+    """The frozen histograms that a training on these values would have left, in a few bins."""
+    features: dict[str, Any] = {}
+    for name, known in CATEGORICAL.items():
+        counts = Counter(values.column(name).to_pylist())
+        other = sum(n for value, n in counts.items() if value not in known and value is not None)
+        features[name] = {
+            "kind": "categorical",
+            "values": list(known),
+            "counts": [counts[value] for value in known],
+            "other": other,
+            "missing": counts[None],
+        }
+    for name in NUMERIC:
+        features[name] = _numeric([v for v in values.column(name).to_pylist() if v is not None], values.num_rows)
+    score = _numeric([(i + 0.5) / 100 for i in range(100)], 100) | {"n": 100, "rows": "valid"}
+    document = {"format": "headway.reference/1", "n": values.num_rows, "features": features, "score": score}
+    return json.dumps(document).encode()
+
+
+def _numeric(present: Sequence[float], rows: int) -> dict[str, Any]:
+    cuts = np.quantile(np.array(present, np.float64), [0.25, 0.5, 0.75], method="higher")
+    edges = np.unique(cuts)
+    counts = np.bincount(np.searchsorted(edges, present, side="right"), minlength=len(edges) + 1)
+    return {"kind": "numeric", "edges": edges.tolist(), "counts": counts.tolist(), "missing": rows - len(present)}
 
 
 def copied(bench: Workbench, to: Path) -> Workbench:

@@ -40,12 +40,15 @@ NUMERIC = {"size": "int64", "doubled": "int64", "recent__mean_2h": "float64", "n
 GATES = ("contract", "finite_outputs", "leakage_proof")
 
 
-def serve(bench: Workbench, days: Sequence[str], seed: int = 0) -> Endpoint:
-    """Promote a version to the endpoint that bears the pipeline's name; snapshots of `days` count as its training."""
+def serve(bench: Workbench, days: Sequence[str], seed: int = 0, reference: bytes = b"{}") -> Endpoint:
+    """Promote a version to the endpoint that bears the pipeline's name; snapshots of `days` count as its training.
+
+    `reference` is its artifact's `reference.json`; the empty one holds no histograms.
+    """
     snapshots = [snapshot_of(bench, day) for day in days]
     pipeline = pipeline_of(bench)
     with opened(bench) as services:
-        version = register(services, pipeline, snapshots, seed)
+        version = register(services, pipeline, snapshots, seed, reference)
         judge(bench, services, version)
         return promote(services, keys_of(bench), version.model_id, version.model_id, version.version)
 
@@ -97,10 +100,14 @@ def make_served(root: Path) -> Served:
 
 
 def register(
-    services: Services, pipeline: Pipeline, snapshots: Sequence[FeatureSnapshot], seed: int = 0
+    services: Services,
+    pipeline: Pipeline,
+    snapshots: Sequence[FeatureSnapshot],
+    seed: int = 0,
+    reference: bytes = b"{}",
 ) -> ModelVersion:
     """A registered version of a run that is recorded as succeeded."""
-    manifest, contract, blobs = _artifact(services, seed)
+    manifest, contract, blobs = _artifact(services, seed, reference)
     catalog, who = services.catalog, services.principal
     facts = _run_facts(services, pipeline, snapshots, seed)
     attempt = catalog.submit_run(
@@ -204,7 +211,7 @@ def _run_facts(services: Services, pipeline: Pipeline, snapshots: Sequence[Featu
     )
 
 
-def _artifact(services: Services, seed: int) -> tuple[str, dict[str, Json], tuple[Blob, ...]]:
+def _artifact(services: Services, seed: int, reference: bytes) -> tuple[str, dict[str, Json], tuple[Blob, ...]]:
     """Manifest digest, contract and blobs of a logistic regression with drawn weights."""
     rng = np.random.default_rng(seed)
     categorical: list[Json] = [
@@ -239,7 +246,7 @@ def _artifact(services: Services, seed: int) -> tuple[str, dict[str, Json], tupl
         "weights.safetensors": safetensors.numpy.save(weights),
         "model.json": canonical_json(model),
         "contract.json": canonical_json(contract),
-        "reference.json": b"{}",
+        "reference.json": reference,
         "metrics.json": json.dumps({}).encode(),
     }
     blobs = {name: services.store.put_bytes(content) for name, content in files.items()}
