@@ -7,7 +7,7 @@ would give: the same kernel, the same functions, the same tables.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from headway.features.online.scopes import (
     WHOLE_SOURCE,
     Scope,
     column_types,
-    encode_values,
+    entity_code,
     key_values,
     scopes_of,
 )
@@ -116,6 +116,7 @@ class OnlineFeatures:
         self._state: OnlineState | None = None
         self._pins: Pins | None = None
         self._parts: dict[str, Seen] = {}
+        self._entities: dict[str, dict[tuple[Any, ...], Entity]] = {}
         self._rows: OrderedDict[Entity, EntityRows | Sequence[Any]] = OrderedDict()
 
     @property
@@ -170,8 +171,9 @@ class OnlineFeatures:
             late = behind if not (rests.skipped or rests.absent) else _late(spec, some, rests)
             for view, of_view in behind.items():
                 flags[view][rows] = of_view
-                for row, incomplete, is_late in zip(rows.tolist(), of_view, late[view], strict=True):
-                    freshness[view][row] = self._freshness(view, views[view], row, observed, incomplete, is_late)
+                told = self._freshness(view, views[view], rows, observed, of_view, late[view])
+                for row, of_row in zip(rows.tolist(), told, strict=True):
+                    freshness[view][row] = of_row
         return OnlineComputed(
             requests=as_kept(spec, requests),
             values=self._layout.table(labels, cells, flags).combine_chunks(),
@@ -198,9 +200,10 @@ class OnlineFeatures:
         scope = self._scopes.of_view[view.name]
         left = {right: left for left, right in view.spec.keys.items()}
         values = key_values({right: inputs.column(left[right]) for right in scope.keys}, scope.keys)
-        return [
-            (scope.scope_id, NO_ENTITY if any(v is None for v in parts) else encode_values(parts)) for parts in values
-        ]
+        known = self._entities.setdefault(scope.scope_id, {})
+        if len(known) > self._kept:
+            known.clear()
+        return [known.get(parts) or known.setdefault(parts, (scope.scope_id, entity_code(parts))) for parts in values]
 
     def _refresh(self, wanted: Sequence[Entity]) -> None:
         """Bring the state and the rows of entities, in one round trip unless the store changed meanwhile."""
@@ -320,19 +323,28 @@ class OnlineFeatures:
         return together(plan, parts)
 
     def _freshness(
-        self, view: str, found: ViewCells, row: int, observed: NDArray[np.int64], incomplete: bool, late: bool
-    ) -> Freshness:
+        self,
+        view: str,
+        found: ViewCells,
+        rows: NDArray[np.int64],
+        observed: NDArray[np.int64],
+        incomplete: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> Iterator[Freshness]:
         """As `freshness_of`, and a fresh view that is older than declared is stale."""
-        newest = int(found.newest[row])
-        time = None if newest == _NONE else newest
-        age = None if time is None else (int(observed[row]) - time) / 1_000_000
-        why = "" if not incomplete else WATERMARK_BEHIND if late else PARTITION_NOT_READ
-        if not found.answered[row]:
-            return Freshness(time, age, "missing", _COLLAPSED[found.reason[row]], why)
         limit = self._limits.get(view)
-        if not why and limit is not None and age is not None and age * 1_000_000 > limit:
-            why = TOO_OLD
-        return Freshness(time, age, "stale" if why else "fresh", why, why)
+        of_rows = (observed, found.newest, found.answered, found.reason)
+        moments, newest, answered, reasons = (of_row[rows].tolist() for of_row in of_rows)
+        for i, (is_incomplete, is_late) in enumerate(zip(incomplete.tolist(), late.tolist(), strict=True)):
+            time = None if newest[i] == _NONE else newest[i]
+            age = None if time is None else (moments[i] - time) / 1_000_000
+            why = "" if not is_incomplete else WATERMARK_BEHIND if is_late else PARTITION_NOT_READ
+            if not answered[i]:
+                yield Freshness(time, age, "missing", _COLLAPSED[reasons[i]], why)
+                continue
+            if not why and limit is not None and age is not None and age * 1_000_000 > limit:
+                why = TOO_OLD
+            yield Freshness(time, age, "stale" if why else "fresh", why, why)
 
 
 def _late(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs) -> dict[str, NDArray[np.bool_]]:

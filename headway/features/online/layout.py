@@ -14,7 +14,8 @@ from headway.features.kernel import Reason, collapse
 from headway.features.labels import LabelRows
 from headway.features.plan import Cells
 
-_REASONS = pa.array([r.name.lower() for r in Reason])
+# By reason code: the word of what a model may see of it.
+_WORDS = pa.array([Reason(int(r)).name.lower() for r in collapse(np.array(list(Reason), dtype=np.int8))])
 
 
 class Layout:
@@ -38,7 +39,7 @@ class Layout:
         found: dict[str, pa.Array | pa.ChunkedArray] = {n: c.value for n, c in cells.items()}
         for group, feature in self._first_of.items():
             found[f"{group}__event_time"] = cells[feature].event_time
-            found[f"{group}__reason"] = _REASONS.take(pa.array(collapse(cells[feature].reason)))
+            found[f"{group}__reason"] = _WORDS.take(pa.array(cells[feature].reason))
         for view, flags in incomplete.items():
             found[f"{view}__incomplete"] = pa.array(flags)
         for table in (labels.inputs, labels.outcome):

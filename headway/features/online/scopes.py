@@ -115,7 +115,11 @@ def entity_of(parts: Mapping[str, Any], columns: Sequence[str]) -> bytes:
     missing = [c for c in columns if c not in parts]
     if missing:
         raise KeyPartMissing(missing, columns)
-    values = [parts[c] for c in sorted(columns)]
+    return entity_code([parts[c] for c in sorted(columns)])
+
+
+def entity_code(values: Sequence[Any]) -> bytes:
+    """The entity of key values in order of their columns' names; `NO_ENTITY` when one is null."""
     return NO_ENTITY if any(v is None for v in values) else encode_values(values)
 
 
@@ -150,7 +154,7 @@ def entities(table: pa.Table, names: Sequence[str]) -> list[bytes]:
 
 def _encoded(known: dict[tuple[Any, ...], bytes], values: tuple[Any, ...]) -> bytes:
     if values not in known:
-        known[values] = NO_ENTITY if any(v is None for v in values) else encode_values(values)
+        known[values] = entity_code(values)
     return known[values]
 
 

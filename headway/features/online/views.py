@@ -16,9 +16,10 @@ from headway.features.online.entity_rows import Together
 from headway.features.online.few import Asked, in_order, latest, window
 from headway.features.plan import Cells, CompiledView, UndecidedTie
 from headway.features.plan import _forget as forget
-from headway.features.plan import _timestamps as timestamps
 
 _NONE = np.iinfo(np.int64).min
+_STAMP = pa.timestamp("us", tz="UTC")
+_HIT, _NULL_VALUE = np.int8(Reason.HIT), np.int8(Reason.NULL_VALUE)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ def answer(plan: ViewPlan, rows: Together, observations: Observations) -> ViewCe
     return ViewCells(ordered, newest, answered, next(iter(ordered.values())).reason)
 
 
+def _timestamps(moments: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
+    return pa.array(moments.view("M8[us]"), _STAMP, mask=~present)
+
+
 def _note(
     newest: NDArray[np.int64],
     answered: NDArray[np.bool_],
@@ -102,7 +107,7 @@ def _note(
     reason: NDArray[np.int8],
 ) -> None:
     np.maximum(newest, np.where(present, event, _NONE), out=newest)
-    np.logical_or(answered, (reason == Reason.HIT) | (reason == Reason.NULL_VALUE), out=answered)
+    np.logical_or(answered, (reason == _HIT) | (reason == _NULL_VALUE), out=answered)
 
 
 def _latest(
@@ -116,12 +121,12 @@ def _latest(
         if shared not in found:
             chosen = _newest(plan, rows, asked, null if shared else None)
             chosen = chosen if plan.lookback is None else forget(chosen, asked.observations, plan.lookback)
-            found[shared] = (chosen, timestamps(chosen.event_time, chosen.has_event_time))
+            found[shared] = (chosen, _timestamps(chosen.event_time, chosen.has_event_time))
         chosen, event_time = found[shared]
         values = rows.values[column]
         hit = chosen.row >= 0
         reason = chosen.reason.copy()
-        reason[hit] = np.where(null[chosen.row[hit]], np.int8(Reason.NULL_VALUE), np.int8(Reason.HIT))
+        reason[hit] = np.where(null[chosen.row[hit]], _NULL_VALUE, _HIT)
         picked = [None if i < 0 else values[i] for i in chosen.row.tolist()]
         cells[name] = Cells(pa.array(picked, plan.types[column]), event_time, reason)
         _note(newest, answered, chosen.event_time, chosen.has_event_time, reason)
@@ -160,7 +165,7 @@ def _windows(
             durations=group.durations,
             aggregates=group.aggregates,
         )
-        event_times = [timestamps(a.event_time, a.has_event_time) for a in found]
+        event_times = [_timestamps(a.event_time, a.has_event_time) for a in found]
         for one in found:
             _note(newest, answered, one.event_time, one.has_event_time, one.reason)
         for name, at, aggregate in group.features:
