@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,27 +70,26 @@ def command(
     from headway.serving.http.server import listen, run_server
     from headway.serving.live.engine import LiveEngine
 
-    configure(log_level)
-    bound = listen(host, settings.serve_port if port is None else port)
     late = LateServices(settings)
-    services = _catalog(late)
-    pipelines = {p.name: p for p in _pipelines(services, references, endpoints)}
-    online = online_store_for(settings)
-    if services is not None and not no_sync:
-        _sync(services, list(pipelines.values()), online)
-    _warm(settings, services, list(pipelines.values()))
-    limits = Limits()
-    engine = LiveEngine(settings, pipelines, online, name=name, endpoints=endpoints or None)
-    app = create_app(engine, partial(late.accept, pipelines), limits, ServeMetrics(engine))
-    keeper = OnlineKeeper(settings, late, list(pipelines.values()), online_store_for(settings))
-    if not no_sync:
-        keeper.start()
-    url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
-    try:
-        run_server(app, engine, bound, limits, partial(_started, settings, engine, services, pipelines, url))
-    finally:
-        keeper.stop(1.0)
-        bound.close()
+    with listen(host, settings.serve_port if port is None else port) as bound:
+        services = _catalog(late)
+        pipelines = {p.name: p for p in _pipelines(services, references, endpoints)}
+        configure(log_level)
+        online = online_store_for(settings)
+        if services is not None and not no_sync:
+            _sync(services, list(pipelines.values()), online)
+        _warm(settings, services, list(pipelines.values()))
+        limits = Limits()
+        engine = LiveEngine(settings, pipelines, online, name=name, endpoints=endpoints or None)
+        app = create_app(engine, partial(late.accept, pipelines), limits, ServeMetrics(engine))
+        keeper = OnlineKeeper(settings, late, list(pipelines.values()), online_store_for(settings))
+        if not no_sync:
+            keeper.start()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+        try:
+            run_server(app, engine, bound, limits, partial(_started, settings, engine, services, pipelines, url))
+        finally:
+            keeper.stop(1.0)
     click.echo("stopped")
 
 
@@ -202,7 +202,8 @@ def _warm(settings: Settings, services: Services | None, pipelines: Sequence[Pip
             continue
         try:
             rows = read_rows(_request(services, pipeline, now), memoryview(b""), pipeline.spec)
-            OnlineFeatures(pipeline, online_store_for(settings), settings.tenant).compute(rows, now)
+            with closing(online_store_for(settings)) as online:
+                OnlineFeatures(pipeline, online, settings.tenant).compute(rows, now)
         except HeadwayError as error:
             log("not_warm", pipeline=pipeline.name, kind=type(error).__name__)
 

@@ -92,7 +92,8 @@ class OnlineKeeper:
     def stop(self, wait_s: float) -> None:
         """End after the sync that is under way, if that ends in time; a sync may be cut off anywhere."""
         self._stop.set()
-        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():
