@@ -62,6 +62,11 @@ class Step:
         """Insert one row of the tenant."""
         self.connection.execute(_plain_insert(table), {"tenant_id": self.tenant, **values})
 
+    def insert_many(self, table: sa.Table, rows: Sequence[Mapping[str, object]]) -> None:
+        """Insert rows of the tenant, of which there may be none."""
+        if rows:
+            self.connection.execute(_plain_insert(table), [{"tenant_id": self.tenant, **row} for row in rows])
+
     def insert_once(self, table: sa.Table, **values: object) -> bool:
         """Insert one row of the tenant unless it is there; return whether it was inserted."""
         statement = self.database.insert_once(table)

@@ -51,9 +51,8 @@ def add(step: Step, endpoint_id: str, labels: Sequence[LabelFacts]) -> Document:
             waiting.append(_row(step, facts) | {"waiting_for": why, "state": "waiting", "epoch": 1})
             outcomes.append(LabelOutcome(facts.label_id, "waiting", why, None, found))
         stored[facts.label_id] = Label(facts, outcomes[-1].prediction_id, False, outcomes[-1].reason)
-    for table, rows in ((label, attached), (label_inbox, waiting)):
-        if rows:
-            step.connection.execute(sa.insert(table), rows)
+    step.insert_many(label, attached)
+    step.insert_many(label_inbox, waiting)
     return {"outcomes": [encode(item) for item in _with_standing(step, outcomes)]}
 
 
@@ -191,28 +190,22 @@ def _standing(outcome: LabelOutcome, is_current: bool) -> LabelOutcome:
 
 def _settle(step: Step, rows: list[Any], found: Mapping[str, tuple[str, ...]]) -> None:
     attached = [row for row in rows if len(found[row.address]) == 1]
-    if attached:
-        facts = [
-            _row(step, label_facts_of_row(row))
-            | {"prediction_id": found[row.address][0], "command_key": step.key, "at": row.at}
-            for row in attached
-        ]
-        step.connection.execute(sa.insert(label), facts)
-        _move(step, attached, state="attached")
+    facts = [
+        _row(step, label_facts_of_row(row))
+        | {"prediction_id": found[row.address][0], "command_key": step.key, "at": row.at}
+        for row in attached
+    ]
+    step.insert_many(label, facts)
+    _move(step, attached, state="attached")
     ambiguous = [row for row in rows if len(found[row.address]) > 1 and row.waiting_for != "ambiguous"]
-    if ambiguous:
-        _move(step, ambiguous, waiting_for="ambiguous")
+    _move(step, ambiguous, waiting_for="ambiguous")
 
 
 def _move(step: Step, rows: list[Any], **values: str) -> None:
     inbox = label_inbox.c
-    mine = (
-        inbox.tenant_id == step.tenant,
-        inbox.label_id == sa.bindparam("of_label"),
-        inbox.epoch == sa.bindparam("of_epoch"),
-    )
-    statement = sa.update(label_inbox).where(*mine).values(epoch=inbox.epoch + 1, **values)
-    step.connection.execute(statement, [{"of_label": row.label_id, "of_epoch": row.epoch} for row in rows])
+    for chunk in chunks([row.label_id for row in rows]):
+        mine = (inbox.tenant_id == step.tenant, inbox.label_id.in_(chunk), inbox.state == "waiting")
+        step.connection.execute(sa.update(label_inbox).where(*mine).values(epoch=inbox.epoch + 1, **values))
 
 
 def _why(found: tuple[str, ...]) -> Waiting:
@@ -222,7 +215,6 @@ def _why(found: tuple[str, ...]) -> Waiting:
 def _row(step: Step, facts: LabelFacts) -> dict[str, object]:
     kind, address = address_of(facts)
     return {
-        "tenant_id": step.tenant,
         "label_id": facts.label_id,
         "endpoint_id": facts.endpoint_id,
         "address_kind": kind,

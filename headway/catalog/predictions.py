@@ -66,9 +66,8 @@ def _keep(step: Step, batch: PredictionBatch, progress: SegmentProgress | None) 
         if item.prediction_id in known:
             _check_same(known[item.prediction_id], item, batch, progress)
     new = [item for item in batch.records if item.prediction_id not in known]
-    if new:
-        step.connection.execute(sa.insert(prediction), [_values(step, batch, item, progress) for item in new])
-        attach_waiting(step, batch.endpoint_id, new)
+    step.insert_many(prediction, [_values(step, batch, item, progress) for item in new])
+    attach_waiting(step, batch.endpoint_id, new)
 
 
 def read(connection: sa.Connection, tenant: str, prediction_id: str) -> Prediction:
@@ -193,7 +192,6 @@ def _values(
     step: Step, batch: PredictionBatch, item: PredictionFacts, progress: SegmentProgress | None
 ) -> dict[str, object]:
     return {
-        "tenant_id": step.tenant,
         "prediction_id": item.prediction_id,
         "endpoint_id": batch.endpoint_id,
         "endpoint_epoch": batch.endpoint_epoch,

@@ -45,11 +45,18 @@ def serve(catalog: Catalog, who: Principal = ALICE) -> None:
     run = succeed(catalog, run_facts(prepare_inputs(catalog, who)), who)
     version = catalog.register_model_version(who, None, version_facts(run))
     policy = catalog.set_gate_policy(who, None, MODEL, GATE_POLICY)
-    said = {gate: judge(catalog, version, gate, who=who) for gate in policy.gates(version.kind)}
-    promotion = statement(version.manifest_digest, "promotion", "promoter")
+    for gate in policy.gates(version.kind):
+        judge(catalog, version, gate, who=who)
+    promote(catalog, ENDPOINT, who)
+
+
+def promote(catalog: Catalog, endpoint_id: str, who: Principal = ALICE) -> None:
+    """Promote version 1, which passed its gates, to another endpoint, at its epoch 1."""
+    said = {result.gate: result.statement_digest for result in catalog.gate_results(who, MODEL, 1)}
+    promotion = statement(catalog.model_version(who, MODEL, 1).manifest_digest, endpoint_id, "promoter")
     catalog.add_attestation(who, None, promotion)
-    evidence = PromotionEvidence(policy.version, said, promotion.statement_digest, 5)
-    catalog.promote_immediate(who, None, ENDPOINT, MODEL, 1, expected_epoch=None, evidence=evidence)
+    evidence = PromotionEvidence(1, said, promotion.statement_digest, 5)
+    catalog.promote_immediate(who, None, endpoint_id, MODEL, 1, expected_epoch=None, evidence=evidence)
 
 
 def answer(name: str, **changes: Any) -> PredictionFacts:  # noqa: ANN401

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.catalog_facts import ALICE, MALLORY, Ticker
-from support.catalog_monitoring import DAY, NOW, answer, batch, label, serve, shipment
+from support.catalog_monitoring import DAY, NOW, answer, batch, label, promote, serve, shipment
 from support.catalog_race import race
 from support.registry_facts import ENDPOINT
 
@@ -121,6 +121,17 @@ def test_an_attached_label_stays_when_a_second_answer_takes_its_address(catalog:
     assert catalog.current_labels(ALICE, ["p1", "p2"])["p1"].label_id == "l1"
     again = label("l1", None, caller_id="again", received_at=NOW + 3 * DAY)
     assert _add(catalog, again) == [("duplicate", "accepted", "p1")]
+
+
+def test_a_label_finds_only_answers_of_its_own_endpoint(catalog: Catalog) -> None:
+    promote(catalog, "other")
+    catalog.record_predictions(ALICE, None, batch(answer("o1", caller_id="c"), endpoint_id="other"))
+    about = (label("l1", "o1"), label("l2", None, caller_id="c"))
+    assert [item[0] for item in _add(catalog, *about)] == ["waiting", "waiting"]
+    catalog.record_shipment(ALICE, None, shipment(answer("p1", caller_id="c")))
+    assert [found.label_id for found in catalog.labels(ALICE, "p1")] == ["l2"]
+    assert [found.label_id for found in catalog.label_inbox(ALICE, ENDPOINT)] == ["l1"]
+    assert catalog.labels(ALICE, "o1") == []
 
 
 def test_what_is_no_label(catalog: Catalog) -> None:
