@@ -30,6 +30,7 @@ from headway.monitoring.retraining import (
 )
 from headway.services import Services
 from headway.training.window import as_of_calendar, window_of
+from headway.words import counted, no_single
 
 if TYPE_CHECKING:
     from headway.catalog.monitoring_facts import RetrainRequest, RetrainState
@@ -142,7 +143,8 @@ def gather(services: Services, pipeline: Pipeline) -> DecisionInput:
     opened = next((r for r in requests if r.is_open), None)
     evidence = gather_evidence(services, pipeline, champion)
     maturity = duration_us(monitoring.labels.expected_within)
-    matters = opened is not None or any(a.state == "raised" for a in evidence.alarms)
+    raised = any(a.state == "raised" for a in evidence.alarms)
+    matters = raised if opened is None else opened.state == "waiting_for_evaluation_window"
     return DecisionInput(
         pipeline=pipeline.name,
         now=now,
@@ -193,8 +195,6 @@ def find_request(services: Services, reference: str) -> RetrainRequest:
     Raises:
         UnclearRequest: there is none, or more than one.
     """
-    from headway.words import no_single
-
     requests = services.catalog.retrain_requests(services.principal)
     found = [r for r in requests if reference and r.request_id.startswith(reference)]
     if len(found) != 1:
@@ -491,7 +491,7 @@ def _cost(services: Services, pipeline: str, policy: RetrainingSpec) -> Cost:
     if not used:
         return Cost(float(declared), "as declared, no run so far", declared)
     median = statistics.median(used)
-    return Cost(median, f"the median of {len(used)} runs", max(declared, int(-(-median // 1))))
+    return Cost(median, f"the median of {counted(len(used), 'run')}", max(declared, int(-(-median // 1))))
 
 
 def _money(services: Services, pipeline: str, policy: RetrainingSpec, period: str) -> Money:
@@ -539,8 +539,8 @@ def _as_ofs(services: Services, pipeline: Pipeline, champion: Champion, now: int
 
 
 def _is_trained(services: Services, pipeline: Pipeline, as_of: str) -> bool:
-    """Whether a run of the identity that would be asked for now has succeeded."""
-    from headway.training.plan import SnapshotsMissing, plan_run
+    """Whether a run of the identity that would be asked for now has succeeded. What cannot be planned has none."""
+    from headway.training.plan import FeatureSetsMixed, InputAlwaysNull, SnapshotsMissing, plan_run
 
     runs = services.catalog.runs(services.principal, pipeline.name, as_of)
     done = {run.run_id for run in runs if run.status == "succeeded"}
@@ -548,7 +548,7 @@ def _is_trained(services: Services, pipeline: Pipeline, as_of: str) -> bool:
         return False
     try:
         return plan_run(services, pipeline, as_of).facts.run_id(services.principal.tenant) in done
-    except SnapshotsMissing:
+    except (SnapshotsMissing, FeatureSetsMixed, InputAlwaysNull):
         return False
 
 

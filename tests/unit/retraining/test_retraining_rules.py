@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from support.retrain_cases import ALARM, AS_OFS, CAUSE, DAY, FINGERPRINT, NOW, POLICY, closed, facts, opened
 
-from headway.monitoring.retraining import Alarm, Champion, Gain, Incident, Money, Moved, decide, rules_document
+from headway.monitoring.retraining import (
+    Alarm,
+    Champion,
+    Gain,
+    Incident,
+    Money,
+    Moved,
+    cause_of,
+    decide,
+    rules_document,
+)
 
 OTHER = replace(ALARM, moved=(Moved("wind", "", "down"),))
 INCIDENT = Incident("2024-10-01", "report-9", "null rate of wind")
@@ -79,6 +89,13 @@ REQUEST: dict[str, tuple[dict[str, Any], str, str, str | None, int | None]] = {
         "waiting_for_evaluation_window",
         None,
         NOW + 20 * DAY,
+    ),
+    "a window that closes just now": (
+        {"as_ofs": (AS_OFS[0], replace(AS_OFS[3], closes_at=NOW))},
+        "drift",
+        "ready",
+        "2024-05-01",
+        NOW,
     ),
     "the newest is trained": (
         {"as_ofs": (*AS_OFS[:2], replace(AS_OFS[2], trained=True), AS_OFS[3])},
@@ -185,6 +202,7 @@ def test_fingerprint_and_cause() -> None:
     later = decide(facts(alarms=(replace(ALARM, evidence=("report-1", "report-3")),)))
     assert later.fingerprint == FINGERPRINT
     assert later.cause_digest != CAUSE
+    assert cause_of("f", ["b", "a", "b"]) == cause_of("f", ["a", "b"]) != cause_of("f", ["a"])
     down = replace(ALARM, moved=(Moved("temperature", "", "down"), ALARM.moved[1]))
     assert decide(facts(alarms=(down,))).fingerprint != FINGERPRINT
     both = decide(facts(alarms=(ALARM, QUALITY)))
