@@ -245,10 +245,12 @@ class _Checks:
         return float(shares.min()) - 0.05, float(shares.max()) + 0.05
 
     def _expected_new(self) -> float:
+        """The share of new categories that is no news: that of training rows themselves, and of names seen once."""
+        known = float(self._shares[self._bins.other])
         if self._sample is None or not len(self._sample):
-            return 0.0
+            return known
         counts = np.unique(self._sample.values[~self._sample.missing].astype(np.str_), return_counts=True)[1]
-        return 3 * float((counts == 1).sum()) / len(self._sample)
+        return known + 3 * float((counts == 1).sum()) / len(self._sample)
 
     def _named(self, column: Column, codes: NDArray[np.intp]) -> str:
         names, counts = np.unique(column.values[codes == self._bins.other].astype(np.str_), return_counts=True)
