@@ -8,7 +8,7 @@ import dagster as dg
 from assets.describe import guarded, table
 from assets.keys import drift_key, labels_key, predictions_key
 from assets.partitions import partitions_definition, week_calendar
-from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots
+from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots, told
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from headway.words import counted
@@ -26,6 +26,7 @@ CHECKS = {
     "drift": "Inputs and scores are as in training, beyond chance and effect. It informs; the sensor decides.",
 }
 _SHOWN = 25
+_PLOTTED = ("rows", "level", "drifted", "drifted_in_segments", "incidents", "out_of_range")
 
 
 def build_drift_report(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -75,15 +76,13 @@ def _result(
 ) -> WeekResult:
     """The version with most answers speaks for the week; every version has its line."""
     built, report = found[0]
-    status = f"{built.verdict}, so far" if built.so_far else built.verdict
+    verdict = "no drift" if built.verdict == "none" else built.verdict
+    status = f"{verdict}, so far" if built.so_far else verdict
     facts: dict[str, Any] = {
-        "status": status,
-        "reason": built.reason,
+        **told(status, built.reason),
         "endpoint": week.endpoint_id,
         "model_version": built.model_version or 0,
-        "expected_by_chance": str(built.document.get("expected_by_chance", "not judged")),
-        "report_id": report.report_id,
-        **numbers({name: value for name, value in built.metrics.items() if "/" not in name}),
+        "alarm_by_chance": str(built.document.get("expected_by_chance", "not judged")),
     }
     if built.persistence is not None:
         facts["persistence"] = f"{built.persistence.state} ({', '.join(built.persistence.weeks) or 'no week'})"
@@ -95,6 +94,8 @@ def _result(
             **table("features", [_feature(f) for f in sorted(built.judged.features, key=_interest)[:_SHOWN]]),
         }
     facts |= {
+        **numbers({name: built.metrics.get(name) for name in _PLOTTED}),
+        "report_id": report.report_id,
         **table("by_version", [_version(one) for one, _ in found]),
         **stored_plots(store, built.plots, inline=alone),
     }
@@ -146,18 +147,18 @@ def _check(key: dg.AssetKey, name: str, results: "Sequence[WeekResult]") -> dg.A
         for built in reports
     ]
     judged = sum(built.judged is not None for built in reports)
-    told = "; ".join(f"{built.week}@{built.model_version}: {_told(built, name)}" for built in raised[:10])
+    named = "; ".join(f"{built.week}@{built.model_version}: {_found(built, name)}" for built in raised[:10])
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=name,
         passed=not raised,
         severity=dg.AssetCheckSeverity.WARN,
-        description=told or f"none in {counted(judged, 'judged report')}, {len(reports) - judged} not judged",
+        description=named or f"none in {counted(judged, 'judged report')}, {len(reports) - judged} not judged",
         metadata=guarded({"raised": len(raised), "reports": len(reports), **table("table_by_week", rows)}),
     )
 
 
-def _told(built: "DriftReport", name: str) -> str:
+def _found(built: "DriftReport", name: str) -> str:
     assert built.judged is not None
     if name == "data_incident":
         return ", ".join(f"{i.kind} of {i.feature}" for i in built.judged.incidents[:5])

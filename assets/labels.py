@@ -9,7 +9,18 @@ import dagster as dg
 from assets.describe import guarded, table
 from assets.keys import dataset_key, labels_key, predictions_key
 from assets.partitions import partitions_definition, week_calendar, weekly_dependency
-from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots, week_table
+from assets.weekly import (
+    FOLLOWS,
+    Week,
+    WeekResult,
+    do_weeks,
+    nothing,
+    numbers,
+    report_weeks,
+    stored_plots,
+    told,
+    week_table,
+)
 from headway.declaration import duration_us
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
@@ -82,15 +93,14 @@ def _result(
     rows = [{"within": age, "share of labels": _share(share)} for age, share in ages.items()]
     left_out = [*filled.quarantined, *filled.absent]
     facts: dict[str, Any] = {
-        "status": status,
-        "reason": built.reason,
+        **told(status, built.reason),
         "endpoint": built.endpoint_id,
-        "report_id": report.report_id,
         "labels_added": filled.added,
         "label_partitions_not_read": ", ".join(left_out[:10]) or "none",
-        **metrics,
         **table("by_age", rows),
         **table("by_segment", _segments(built)),
+        **metrics,
+        "report_id": report.report_id,
         **stored_plots(store, built.plots, inline=alone),
     }
     row = {

@@ -8,7 +8,7 @@ import dagster as dg
 from assets.describe import table
 from assets.keys import labels_key, predictions_key, quality_key
 from assets.partitions import partitions_definition, week_calendar
-from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots
+from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots, told
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from resources.platform import Platform
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headway.catalog.monitoring_facts import Report
     from headway.monitoring.reports import QualityReport
 
+_PLOTTED = ("answers", "labelled", "completeness", "rate", "mean_score", "auc", "log_loss", "calibration_error")
 _METRICS = {"auc": "AUC", "log_loss": "log loss", "calibration_error": "calibration error"}
 
 
@@ -68,16 +69,16 @@ def _result(
     built, report = found[0]
     status = f"{built.verdict}, so far" if built.so_far else built.verdict
     facts: dict[str, Any] = {
-        "status": status,
-        "reason": built.reason,
+        **told(status, built.reason),
         "endpoint": week.endpoint_id,
         "model_version": built.model_version or 0,
         "basis": str(built.document["basis"]),
-        "report_id": report.report_id,
-        **numbers(built.metrics),
         **table("quality", _quality(built)),
         **table("by_segment", _segments(built)),
         **table("by_version", [_version(one) for one, _ in found]),
+        # The intervals and the evaluation's numbers stand in the table; these are what the page plots over weeks.
+        **numbers({name: built.metrics[name] for name in _PLOTTED}),
+        "report_id": report.report_id,
         **stored_plots(store, built.plots, inline=alone),
     }
     digests = [r.document_digest for _, r in found]

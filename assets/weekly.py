@@ -98,6 +98,11 @@ def nothing(week: Week, reason: str = "nothing was asked in this week") -> WeekR
     return WeekResult(week.key, NO_PREDICTIONS, reason, digest, facts, {"week": week.key, "status": NO_PREDICTIONS})
 
 
+def told(status: str, reason: str) -> dict[str, str]:
+    """The first lines of the page: what became of the week, and why where there is something to say."""
+    return {"status": status, **({"reason": reason} if reason else {})}
+
+
 def numbers(metrics: Mapping[str, float | int | None]) -> dict[str, float | int]:
     """Metrics as the page shows them: five digits of a fraction, and what is not known is left out."""
     return {n: round(v, 5) if isinstance(v, float) else v for n, v in metrics.items() if v is not None}

@@ -73,7 +73,7 @@ def _differing(one: pa.Table, other: pa.Table, name: str) -> int:
 
 
 def _requests(services: Services, spec: PipelineSpec, state: OnlineState, sample: int) -> tuple[pa.Table | None, str]:
-    """Requests about entities of label rows, all observed at one instant that the store covers; or why there is none."""
+    """Requests about entities of label rows, all observed at one instant that the store covers, or why not."""
     serving, source = serving_of(spec), spec.sources[spec.label.source]
     assert source.partition is not None
     scheme = PartitionScheme.from_spec(source.partition)
