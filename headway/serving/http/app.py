@@ -57,6 +57,9 @@ def create_app(engine: Engine, labels: Accept, limits: Limits, metrics: ServeMet
     model, versioned = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     return Starlette(
         routes=[
+            # Routes are tried in turn, so what is asked for most stands first.
+            Route(f"{model}/infer", routes.infer, methods=["POST"]),
+            Route(f"{versioned}/infer", routes.infer, methods=["POST"]),
             Route("/", routes.page),
             Route("/v2", routes.server),
             Route("/v2/health/live", routes.live),
@@ -65,8 +68,6 @@ def create_app(engine: Engine, labels: Accept, limits: Limits, metrics: ServeMet
             Route(versioned, routes.metadata),
             Route(f"{model}/ready", routes.model_ready),
             Route(f"{versioned}/ready", routes.model_ready),
-            Route(f"{model}/infer", routes.infer, methods=["POST"]),
-            Route(f"{versioned}/infer", routes.infer, methods=["POST"]),
             Route("/v2/labels", routes.labels, methods=["POST"]),
             Route("/metrics", routes.metrics),
             Route("/openapi.json", routes.openapi),

@@ -18,6 +18,7 @@ BINARY_HEADER = "inference-header-content-length"
 # Above this many bytes a body is unpacked and parsed off the event loop.
 LARGE = 128 * 1024
 
+_JSON = "application/json"
 _GZIP = 31
 T = TypeVar("T")
 
@@ -44,11 +45,11 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 def _check_type(request: Request) -> None:
     told = request.headers.get("content-type")
-    if told is None:
+    if told is None or told == _JSON:
         return
     kind, _, rest = told.partition(";")
     charset = rest.strip().lower().removeprefix("charset=").strip('"')
-    allowed = ["application/json"]
+    allowed = [_JSON]
     if BINARY_HEADER in request.headers:
         allowed.append("application/octet-stream")
     if kind.strip().lower() not in allowed or charset not in ("", "utf-8"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,6 +26,8 @@ UNKNOWN = "unknown"
 # When a series began is one series more for each, and nobody asks for it.
 disable_created_metrics()
 
+M = TypeVar("M", Counter, Histogram)
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _AGES = (60, 600, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 30 * 86400)
 
@@ -35,6 +37,7 @@ class ServeMetrics:
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
+        self._series: dict[tuple[str, ...], Any] = {}
         by_version = ("model", "version")
         self._requests = Counter(
             "headway_requests", "Inference requests by answer code.", (*by_version, "code"), registry=self.registry
@@ -79,23 +82,31 @@ class ServeMetrics:
 
     def inference(self, model: str, version: str, code: str, seconds: float) -> None:
         """Count one inference request, answered with `code` (`ok` or one of the error table)."""
-        self._requests.labels(model, version, code).inc()
-        self._seconds.labels(model, version).observe(seconds)
+        self._of("requests", self._requests, model, version, code).inc()
+        self._of("seconds", self._seconds, model, version).observe(seconds)
 
     def answered(self, answers: Sequence[Inference]) -> None:
         """Count answered rows, what they waited and how old their features are."""
         served = answers[0].served
         model, version = served.endpoint_id, str(served.version)
-        self._rows.labels(model, version).inc(len(answers))
-        wait = self._wait.labels(model, version)
+        self._of("rows", self._rows, model, version).inc(len(answers))
+        wait = self._of("wait", self._wait, model, version)
         for found in answers:
             wait.observe(found.queue_wait_us / 1_000_000)
             if found.degraded:
-                self._degraded.labels(model, version).inc()
+                self._of("degraded", self._degraded, model, version).inc()
             for view, fresh in found.views.items():
-                self._views.labels(model, view, fresh.status).inc()
+                self._of("views", self._views, model, view, fresh.status).inc()
                 if fresh.age is not None:
-                    self._age.labels(model, version, view).observe(fresh.age)
+                    self._of("age", self._age, model, version, view).observe(fresh.age)
+
+    def _of(self, name: str, metric: M, *labels: str) -> M:
+        """The series of these labels, looked up once: finding it costs more than counting."""
+        key = (name, *labels)
+        found = self._series.get(key)
+        if found is None:
+            found = self._series[key] = metric.labels(*labels)
+        return cast("M", found)
 
     def labels(self, code: str, outcomes: Sequence[Mapping[str, object]]) -> None:
         """Count one request with labels and what became of its items."""

@@ -7,7 +7,7 @@ names be counted before a single object is made.
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -38,25 +38,26 @@ def parse_json(data: bytes, limits: Limits) -> Any:  # noqa: ANN401
         raise _too_deep(limits) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Fault("bad_json", f"not JSON: {error}; where there is no value write null") from error
-    if _members(document, limits.depth, limits) != bones.count(b":"):
+    if _members(document, limits) != bones.count(b":"):
         raise Fault("bad_json", f"{_twice(data)} stands twice in one object; give each name once")
     return document
 
 
-def _members(value: object, depth: int, limits: Limits) -> int:
+def _members(document: object, limits: Limits) -> int:
     """How many names the objects of a document have."""
-    if isinstance(value, dict):
-        children: Any = value.values()
-        found = len(cast("dict[str, object]", value))
-    elif isinstance(value, list):
-        children, found = cast("list[object]", value), 0
-    else:
-        return 0
-    if depth == 0:
-        raise _too_deep(limits)
-    for child in children:
-        if isinstance(child, dict | list):
-            found += _members(cast("object", child), depth - 1, limits)
+    found, depth = 0, 0
+    level: list[Any] = [document]
+    while level := [value for value in level if type(value) is dict or type(value) is list]:
+        if depth == limits.depth:
+            raise _too_deep(limits)
+        inside: list[Any] = []
+        for value in level:
+            if type(value) is dict:
+                found += len(value)
+                inside.extend(value.values())
+            else:
+                inside.extend(value)
+        level, depth = inside, depth + 1
     return found
 
 

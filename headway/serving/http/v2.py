@@ -14,6 +14,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
@@ -324,12 +325,11 @@ def _unknown(spec: PipelineSpec, name: str) -> Fault:
 
 
 def _row_count(name: str, shape: object, max_rows: int) -> int:
-    sizes = cast("list[object]", shape) if isinstance(shape, list) else None
-    whole = sizes is not None and all(isinstance(s, int) and not isinstance(s, bool) for s in sizes)
-    if sizes is None or not whole or len(sizes) not in (1, 2) or sizes[1:] not in ([], [1]):
+    sizes = cast("list[object]", shape) if isinstance(shape, list) else []
+    rows = sizes[0] if len(sizes) in (1, 2) else None
+    if type(rows) is not int or (len(sizes) == 2 and not (type(sizes[1]) is int and sizes[1] == 1)):
         text = f"{name}: the shape is {_listed(shape)}, needed is [n] or [n, 1] with whole numbers"
         raise Fault("contract_violation", text, field=name)
-    rows = cast("int", sizes[0])
     if rows < 1:
         text = f"{name}: the shape {_listed(shape)} has {rows} rows; give at least one"
         raise Fault("contract_violation", text, field=name)
@@ -405,22 +405,26 @@ def _rows(tensors: Mapping[str, _Tensor], spec: PipelineSpec) -> pa.Table:
         raise Fault("contract_violation", f"the inputs differ in their number of rows: {text}", field="inputs")
     problems: list[RequestProblem] = []
     rows = counts.pop()
-    columns: dict[str, pa.Array] = {}
+    columns: list[list[Any]] = []
     for name, field in fields.items():
         if name in tensors:
-            values = [
-                _value(spec, name, field, value, number, problems)
-                for number, value in enumerate(tensors[name].values, 1)
-            ]
-            columns[name] = pa.array(values, ARROW_TYPES[field.type])
+            values = enumerate(tensors[name].values, 1)
+            columns.append([_value(spec, name, field, value, number, problems) for number, value in values])
         else:
             if field.required:
-                remedy = f"give a {field.type}"
-                problems.append(RequestProblem(0, name, "the required field is missing", remedy))
-            columns[name] = pa.nulls(rows, ARROW_TYPES[field.type])
+                problems.append(RequestProblem(0, name, "the required field is missing", f"give a {field.type}"))
+            columns.append([None] * rows)
     if problems:
         raise RequestsRefused("the request", problems)
-    return pa.table(columns)
+    # For a few rows one array of structs costs half of what an array per column does.
+    kind = _struct(tuple((name, field.type) for name, field in fields.items()))
+    structs = pa.array([dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)], kind)
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(structs)])
+
+
+@lru_cache(maxsize=64)
+def _struct(fields: tuple[tuple[str, str], ...]) -> pa.StructType:
+    return pa.struct([(name, ARROW_TYPES[kind]) for name, kind in fields])
 
 
 def _value(
