@@ -85,6 +85,7 @@ class _Call:
     request_id: str = field(default_factory=lambda: secrets.token_hex(8))
     served: Served | None = None
     answers: list[Inference] = field(default_factory=list)
+    prediction_ids: tuple[str, ...] = ()
 
 
 class _Routes:
@@ -151,7 +152,7 @@ class _Routes:
             return response
         except (Fault, HeadwayError) as error:
             fault = _fault(error)
-            code = fault.code
+            code, call.prediction_ids = fault.code, fault.prediction_ids
             return _refusal(fault, call)
         finally:
             self._told(call, code)
@@ -168,6 +169,7 @@ class _Routes:
         if time.monotonic() >= deadline:
             raise DeadlineExceeded("features")
         call.answers = await self._engine.infer(served, asked.rows, caller_id=asked.request_id, deadline=deadline)
+        call.prediction_ids = tuple(a.prediction_id for a in call.answers)
         self._metrics.answered(call.answers)
         data, head = answer(asked, call.answers, call.request_id)
         if head is None:
@@ -188,7 +190,7 @@ class _Routes:
             model=model,
             version=version,
             rows=len(call.answers),
-            prediction_ids=[a.prediction_id for a in call.answers],
+            prediction_ids=call.prediction_ids,
             ms=round(seconds * 1000, 3),
             queue_us=0 if first is None else first.queue_wait_us,
             feature_us=0 if first is None else first.feature_us,

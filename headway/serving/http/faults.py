@@ -118,7 +118,7 @@ def fault_of(error: HeadwayError) -> Fault | None:
         return Fault(code, str(error), retry_after_s=error.retry_after_s)
     if isinstance(error, ScoringFailed):
         code = error.code if error.code in MEANINGS else INTERNAL
-        return Fault(code, str(error), prediction_ids=tuple(getattr(error, "prediction_ids", ())))
+        return Fault(code, str(error), prediction_ids=error.prediction_ids)
     code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), None)
     if code is None:
         return None

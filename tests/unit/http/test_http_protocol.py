@@ -219,7 +219,7 @@ def test_field_G05_a_row_that_the_model_refuses_fails_its_own_request(engine: Do
         async def infer(self, served: Any, requests: pa.Table, **more: Any) -> Any:  # noqa: ANN401
             answers = await super().infer(served, requests, **more)
             if requests.column("flight").to_pylist() == [4]:
-                raise ScoringFailed("model_refused", "flight 4")
+                raise ScoringFailed("model_refused", "flight 4", ("p4",))
             return answers
 
     async def nine() -> list[Any]:
@@ -229,7 +229,7 @@ def test_field_G05_a_row_that_the_model_refuses_fails_its_own_request(engine: Do
     answers = asyncio.run(nine())
     assert [a.status_code for a in answers] == [500 if n == 4 else 200 for n in range(9)]
     bad = answers[4].json()
-    assert (bad["code"], bad["retry"]) == ("model_refused", False)
+    assert (bad["code"], bad["retry"], bad["prediction_ids"]) == ("model_refused", False, ["p4"])
     assert bad["id"]
 
 
