@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headway.datasets.partitions import PartitionScheme
 from headway.datasets.zones import iso
 from headway.declaration import PipelineSpec, duration_us
 from headway.features.clocks import instants
@@ -42,7 +43,7 @@ from headway.features.online.store import (
     StoreKey,
 )
 from headway.features.online.views import ViewCells, answer, view_plan
-from headway.features.plan import Cells, CompiledView, compile_plan, first_observed
+from headway.features.plan import Cells, compile_plan, first_observed
 from headway.features.reach import bounds, memory
 from headway.features.snapshot import incomplete_flags
 from headway.loading import Pipeline
@@ -108,6 +109,14 @@ class OnlineFeatures:
             for view, group in serving_of(self._spec).groups.items()
             if group.max_staleness is not None
         }
+        declared = self._spec.sources[self._spec.label.source].partition
+        assert declared is not None
+        self._scheme = PartitionScheme.from_spec(declared)
+        # Instants that are known to lie in the label source's calendar, which is one interval.
+        self._calendar: tuple[int, int] | None = None
+        fields = {f.column: name for name, f in serving_of(self._spec).request.items() if f.column}
+        inside = declared.column in self._spec.label_inputs()
+        self._filled = fields.get(declared.column) if inside else None
         self._before = {s: bounds(self._spec.sources[s])[0] for s in self._scopes.sources}
         self._digests = (contract_digest(pipeline), code_digest(pipeline))
         self._kept = entities_kept
@@ -152,13 +161,13 @@ class OnlineFeatures:
         inputs = label_inputs(spec, requests)
         observed, valid = instants(inputs.column(spec.label.observation_time), spec.label.observation_time)
         require_askable(spec, observed, now)
-        asked = {view: self._asked(compiled, inputs) for view, compiled in self._plan.views.items()}
+        asked = self._asked(inputs)
         whole = [(s.scope_id, WHOLE_SOURCE) for s in self._scopes.of_custom.values()]
         self._refresh([*whole, *(entity for entities in asked.values() for entity in entities if entity[1])])
         assert self._state is not None
         assert self._pins is not None
         self._require_kept(observed, self._state)
-        groups = list(by_partition(spec, observed, requests))
+        groups = self._groups(observed, requests)
         pinned = [self._pinned(observed[rows]) for _, rows in groups]
         labels = without_outcome(spec, inputs)
         views = self._views(observed, valid, asked)
@@ -195,15 +204,25 @@ class OnlineFeatures:
             scope, column_types(self._spec, scope), tuple(latest), tuple(windows), None if endless else furthest
         )
 
-    def _asked(self, view: CompiledView, inputs: pa.Table) -> list[Entity]:
-        """The entity that each row asks a view for."""
-        scope = self._scopes.of_view[view.name]
-        left = {right: left for left, right in view.spec.keys.items()}
-        values = key_values({right: inputs.column(left[right]) for right in scope.keys}, scope.keys)
-        known = self._entities.setdefault(scope.scope_id, {})
+    def _asked(self, inputs: pa.Table) -> dict[str, list[Entity]]:
+        """The entity that each row asks each view for."""
+        found: dict[tuple[str, ...], list[Entity]] = {}
+        asked: dict[str, list[Entity]] = {}
+        for name, view in self._plan.views.items():
+            scope = self._scopes.of_view[name]
+            left = {right: left for left, right in view.spec.keys.items()}
+            place = (scope.scope_id, *(left[right] for right in scope.keys))
+            if place not in found:
+                values = key_values({right: inputs.column(left[right]) for right in scope.keys}, scope.keys)
+                found[place] = self._coded(scope.scope_id, values)
+            asked[name] = found[place]
+        return asked
+
+    def _coded(self, scope_id: str, values: Sequence[tuple[Any, ...]]) -> list[Entity]:
+        known = self._entities.setdefault(scope_id, {})
         if len(known) > self._kept:
             known.clear()
-        return [known.get(parts) or known.setdefault(parts, (scope.scope_id, entity_code(parts))) for parts in values]
+        return [known.get(parts) or known.setdefault(parts, (scope_id, entity_code(parts))) for parts in values]
 
     def _refresh(self, wanted: Sequence[Entity]) -> None:
         """Bring the state and the rows of entities, in one round trip unless the store changed meanwhile."""
@@ -247,8 +266,40 @@ class OnlineFeatures:
             "fill it first (the asset online_features, or `headway serve` without --no-sync)",
         )
 
+    def _groups(self, observed: NDArray[np.int64], requests: pa.Table) -> list[tuple[str, NDArray[np.int64]]]:
+        """The rows that `compute_features` would compute together; all at once where that makes no difference."""
+        whole = not self._plan.custom and self._is_whole(observed)
+        if whole and self._calendar is not None and self._filled_between(observed, requests, *self._calendar):
+            return [("", np.arange(len(observed)))]
+        groups = list(by_partition(self._spec, observed, requests))
+        windows = [self._scheme.window(partition) for partition, _ in groups]
+        known = [self._calendar] if self._calendar is not None else []
+        self._calendar = (min(w[0] for w in [*known, *windows]), max(w[1] for w in [*known, *windows]))
+        return groups
+
+    def _filled_between(self, observed: NDArray[np.int64], requests: pa.Table, first: int, end: int) -> bool:
+        """Whether the time that decides on a request's label partition lies in [first, end) in all rows."""
+        times = observed
+        if self._filled is not None:
+            column = requests.column(self._filled)
+            if column.null_count:
+                return False
+            times = instants(column, self._filled)[0]
+        return bool(times.min() >= first and times.max() < end)
+
+    def _is_whole(self, observed: NDArray[np.int64]) -> bool:
+        """Whether the store holds every partition that observations may need."""
+        assert self._state is not None
+        state = self._state
+        if state.skipped or state.absent or not len(observed) or observed.min() < state.since:
+            return False
+        last = int(observed.max())
+        return all(last + self._before[s] < end for s, end in state.covered.items())
+
     def _require_kept(self, observed: NDArray[np.int64], state: OnlineState) -> None:
         """Refuse observations whose rows may have been pruned."""
+        if not len(observed) or observed.min() >= state.since:
+            return
         field = serving_of(self._spec).observed
         problems = [
             RequestProblem(
@@ -265,13 +316,9 @@ class OnlineFeatures:
     def _pinned(self, observed: NDArray[np.int64]) -> PinnedInputs:
         """What a group of observations rests on; partitions are looked up only where one could be missing."""
         assert self._pins is not None
-        assert self._state is not None
-        first, last = int(observed.min()), int(observed.max())
-        state = self._state
-        whole = not state.skipped and not state.absent and first >= state.since
-        if whole and all(last + self._before[s] < end for s, end in state.covered.items()):
+        if self._is_whole(observed):
             return PinnedInputs({}, {}, {}, self._parts)
-        found = in_reach(self._spec, self._pins, first, last)
+        found = in_reach(self._spec, self._pins, int(observed.min()), int(observed.max()))
         refuse_quarantined(self._spec, found)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -39,6 +40,16 @@ class ScopePlan:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Rows of several entities of one scope side by side; the group of an entity is its number."""
+
+    rows: FewRows
+    values: Mapping[str, list[Any]]
+    null: Mapping[str, Flags]
+    numbers: Mapping[str, Numbers]
+
+
+@dataclass(frozen=True)
 class EntityRows:
     """Row versions of one entity in the order (event time, availability, sequence, identity).
 
@@ -64,6 +75,22 @@ class EntityRows:
 
     def __len__(self) -> int:
         return len(self.event)
+
+    @cached_property
+    def alone(self) -> Together:
+        """The entity by itself, ready for the kernel."""
+        index = np.flatnonzero(self.here).astype(np.int32)
+        rows = FewRows(
+            offsets=np.array([0, len(index)], dtype=np.int64),
+            index=index,
+            event_time=self.event,
+            available_time=self.available,
+            sequence=self.sequence,
+            row_id=self.identity,
+            deleted=self.deleted if self.deleted.any() else NO_FLAGS,
+            end=self.end,
+        )
+        return Together(rows, self.values, self.null, self.numbers)
 
     def visible(self, known_until: int, first: int, last: int) -> EntityRows:
         """The rows that observations up to `last` may see, `first` being as far back as any feature looks.
@@ -167,21 +194,12 @@ def _of_several_times(event: Ints, identity: Ints, identities: int) -> Ints:
     return np.flatnonzero((first != last)[identity])
 
 
-@dataclass(frozen=True)
-class Together:
-    """Rows of several entities of one scope side by side; the group of an entity is its number."""
-
-    rows: FewRows
-    values: Mapping[str, list[Any]]
-    null: Mapping[str, Flags]
-    numbers: Mapping[str, Numbers]
-
-
 def together(plan: ScopePlan, parts: Sequence[EntityRows]) -> Together:
     """Put entities side by side. Each is complete in itself, so identities are numbered apart per entity."""
     from headway.features.kernel import compiled
 
-    parts = parts or [decode(plan, [])]
+    if len(parts) < 2:
+        return (parts[0] if parts else decode(plan, [])).alone
     lengths = [len(p) for p in parts]
     here = np.concatenate([p.here for p in parts])
     key = np.where(here, np.repeat(np.arange(len(parts), dtype=np.int64), lengths), np.int64(-1))

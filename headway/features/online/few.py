@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.features.kernel import Boundary, Latest, NullPolicy, Observations, Reason, Window
+from headway.features.kernel import Boundary, Latest, NullPolicy, Observations, Reason
 from headway.features.kernel.as_of import FIRST, unanswered
 from headway.features.kernel.columns import NO_FLAGS
 from headway.features.kernel.types import AmbiguousTie, DistinctTooCostly, NonFiniteValue
@@ -189,8 +189,8 @@ def window(
     *,
     durations: Sequence[int],
     aggregates: Sequence[str],
-) -> list[Window]:
-    """As `kernel.window`."""
+) -> WindowCells:
+    """What `kernel.window` makes its answers of, one per duration."""
     from headway.features.kernel import compiled
 
     names = [name for name in COMPUTED if name in aggregates]
@@ -228,7 +228,7 @@ def window(
     )
     if beyond:
         raise DistinctTooCostly(beyond, DISTINCT_LIMIT)
-    return [cells.window(d, aggregates) for d in range(len(durations))]
+    return cells
 
 
 def _refuse_ties(rows: FewRows, asked: Asked, skip: Flags) -> None:

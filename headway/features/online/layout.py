@@ -37,9 +37,12 @@ class Layout:
             self._schema = first.schema
             return first
         found: dict[str, pa.Array | pa.ChunkedArray] = {n: c.value for n, c in cells.items()}
-        for group, feature in self._first_of.items():
+        reasons = np.concatenate([cells[feature].reason for feature in self._first_of.values()])
+        words = _WORDS.take(pa.array(reasons))
+        rows = len(labels)
+        for number, (group, feature) in enumerate(self._first_of.items()):
             found[f"{group}__event_time"] = cells[feature].event_time
-            found[f"{group}__reason"] = _WORDS.take(pa.array(cells[feature].reason))
+            found[f"{group}__reason"] = words.slice(number * rows, rows)
         for view, flags in incomplete.items():
             found[f"{view}__incomplete"] = pa.array(flags)
         for table in (labels.inputs, labels.outcome):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unicodedata import is_normalized
 
 import msgspec
 import numpy as np
@@ -138,6 +139,12 @@ def key_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], names: Sequenc
 
 
 def _compared(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string(kind) or pa.types.is_int64(kind):
+        # What `plain` would give, at a fraction of its cost for the few rows of a request.
+        found = column.to_pylist()
+        if not pa.types.is_string(kind) or all(v is None or v.isascii() or is_normalized("NFC", v) for v in found):
+            return found
     _, values = plain(name, column)
     if pa.types.is_date(values.type):
         values = values.cast(pa.int32())
