@@ -108,7 +108,7 @@ def test_answers_are_read_by_when_they_were_asked_in_pages(catalog: Catalog) -> 
 
 
 def test_more_than_one_statement_can_list(catalog: Catalog) -> None:
-    names = [f"p{n:04}" for n in range(1_100)]
+    names = [f"p{n:04}" for n in range(600)]
     labels = tuple(label(f"l-{name}", None, caller_id=f"caller-{name}") for name in names)
     assert {item.status for item in catalog.add_labels(ALICE, None, labels)} == {"waiting"}
     assert catalog.record_shipment(ALICE, None, shipment(*(answer(name) for name in names))) == len(names)
