@@ -145,7 +145,9 @@ class LiveEngine:
         if self._spool is not None:
             raise EngineStarted("the engine was started before", "make another one")
         self._spool = await asyncio.to_thread(Spool, self._folder / "spool", self._limits.spool)
-        self._following = Following(self._settings, self._pipelines, self._only, self._folder, spare=self._limits.spare)
+        self._following = Following(
+            self._settings, self._pipelines, self._only, self._folder, self._prepare, spare=self._limits.spare
+        )
         self._following.start()
         await asyncio.to_thread(self._following.wait_settled)
 
@@ -186,7 +188,7 @@ class LiveEngine:
             arrived=time.monotonic(),
             answer=asyncio.get_running_loop().create_future(),
         )
-        return await self._lane(slot).ask(asked)
+        return await self._lanes[served.endpoint_id].ask(asked)
 
     def status(self) -> EngineStatus:
         """Figures of this moment."""
@@ -211,24 +213,24 @@ class LiveEngine:
 
         return OnlineFeatures(pipeline, self._online, self._settings.tenant)
 
-    def _lane(self, slot: Slot) -> Lane:
+    def _prepare(self, slot: Slot) -> None:
+        """Make what answers for an endpoint, before its first version does; in the thread that loads."""
         name = slot.served.endpoint_id
-        if name not in self._lanes:
-            assert self._spool is not None
-            assert self._following is not None
-            features = self._features_of(slot.pipeline)
-            following = self._following
-            answerer = Answerer(
-                features=features,
-                spool=self._spool,
-                tenant=self._settings.tenant,
-                clock=self._clock,
-                degraded=lambda: following.degraded(following.endpoints[name]),
-                process_lost=following.notify,
-            )
-            self._answerers[name] = answerer
-            self._lanes[name] = Lane(name, answerer, self._limits.queue_rows, self._limits.batch_rows)
-        return self._lanes[name]
+        if name in self._lanes:
+            return
+        assert self._spool is not None
+        assert self._following is not None
+        following = self._following
+        answerer = Answerer(
+            features=self._features_of(slot.pipeline),
+            spool=self._spool,
+            tenant=self._settings.tenant,
+            clock=self._clock,
+            degraded=lambda: following.degraded(following.endpoints[name]),
+            process_lost=following.notify,
+        )
+        self._answerers[name] = answerer
+        self._lanes[name] = Lane(name, answerer, self._limits.queue_rows, self._limits.batch_rows)
 
     def _slot(self, served: Served) -> Slot:
         assert self._following is not None

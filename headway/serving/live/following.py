@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +98,7 @@ class Following:
         pipelines: the tree's pipelines by name.
         endpoints: only these; None: every endpoint that serves one of the pipelines.
         folder: the server's own folder.
+        prepare: called with each slot before it answers.
         spare: whether a process waits warm for the next version.
     """
 
@@ -107,6 +108,7 @@ class Following:
         pipelines: Mapping[str, Pipeline],
         endpoints: Collection[str] | None,
         folder: Path,
+        prepare: Callable[[Slot], None],
         *,
         spare: bool,
     ) -> None:
@@ -114,6 +116,7 @@ class Following:
         self._pipelines = pipelines
         self._only = endpoints
         self._folder = folder
+        self._prepare = prepare
         self._spare = spare
         self._principal = Principal(settings.tenant, settings.actor)
         self._keys = KeyRing(settings.keys_folder)
@@ -272,6 +275,7 @@ class Following:
         """Load, keep the pointer on disk, flip; the old one answers until then."""
         try:
             slot = self._slot(pointer)
+            self._prepare(slot)
         except (HeadwayError, ValueError, OSError) as error:
             self._failed(followed, pointer.name, error)
             return
