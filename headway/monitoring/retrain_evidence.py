@@ -88,15 +88,16 @@ def _drift_alarm(services: Services, version: int, reports: Sequence[Report], po
     state: Literal["raised", "building", "season", "clear"] = found.state
     if state != "raised" and judged[-1].verdict == "season":
         state = "season"
-    newest = counting[-1] if counting else judged[-1]
+    # An alarm outlasts the last week with drift by hysteresis; what moved is what that week says.
+    drifted = [r for r in judged if r.verdict == "drift"]
     return Alarm(
         "drift",
         version,
         state,
         tuple(r.window for r in counting),
         tuple(r.report_id for r in counting),
-        _moved(services, newest) if state == "raised" else (),
-        _number(newest, "level") or 0.0,
+        _moved(services, drifted[-1]) if state == "raised" else (),
+        (_number(counting[-1], "level") or 0.0) if counting else 0.0,
         judged[-1].end,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from support.registry_facts import POLICY, pass_all, run_facts, succeed, version_facts
 from support.training_bench import TrainingBench, build_shop, toy_code_root
 
 import headway.training.plan
@@ -23,7 +24,7 @@ from headway.catalog.monitoring_facts import Report, ReportFacts, ReportKind
 from headway.loading import Pipeline, load_pipeline
 from headway.monitoring.windows import week_bounds
 from headway.services import Services
-from headway.world import move_clock, replayed_time
+from headway.world import move_clock
 from resources.platform import Platform
 from trainer.blobs import canonical_json
 
@@ -74,6 +75,29 @@ def build_champion(root: Path, change: Callable[[dict[str, Any]], None] = declar
     return bench
 
 
+def write_champion(root: Path) -> TrainingBench:
+    """The shop with a version that serves as far as the catalog knows: nothing was trained, its blobs are nowhere."""
+    bench = build_shop(root, change=declare)
+    with bench.services() as services:
+        catalog, who = services.catalog, services.principal
+        states = catalog.current_snapshots(who, "shop", ["2026-01-01", "2026-02-01"])
+        snapshots = [s.snapshot for s in states.values() if s.snapshot is not None]
+        facts = run_facts(
+            snapshots[0].snapshot_id,
+            pipeline="shop",
+            partition=CHAMPION_AS_OF,
+            inputs=tuple(s.snapshot_id for s in snapshots),
+            datasets=tuple({(i.dataset, i.version, i.content_digest) for s in snapshots for i in s.inputs}),
+        )
+        of_shop = {"model_id": "shop", "pipeline": "shop", "feature_set": snapshots[0].feature_set}
+        version = catalog.register_model_version(who, None, version_facts(succeed(catalog, facts, who), **of_shop))
+        catalog.set_gate_policy(who, None, "shop", POLICY)
+        evidence = pass_all(catalog, version, who)
+        catalog.promote_immediate(who, None, "shop", "shop", 1, expected_epoch=None, evidence=evidence)
+    set_world(bench, NOW)
+    return bench
+
+
 def materialize_version(
     bench: TrainingBench, instance: dg.DagsterInstance, as_of: str, tags: Mapping[str, str] | None = None
 ) -> dg.ExecuteInProcessResult:
@@ -114,14 +138,17 @@ def plant(
     version: int = 1,
     features: tuple[Mapping[str, Any], ...] = (),
     reason: str = "planted",
+    made_at: int | None = None,
 ) -> Report:
-    """Record a report of a week."""
+    """Record a report of a week, made at its end unless told otherwise."""
     start, end = week_bounds(week)
     document = services.store.put_bytes(
-        canonical_json({"week": week, "verdict": verdict, "features": [dict(f) for f in features], "reason": reason})
+        canonical_json(
+            {"week": week, "verdict": verdict, "features": [dict(f) for f in features], "metrics": dict(metrics)}
+        )
     )
     facts = ReportFacts(
-        kind, "shop", version, week, start, end, verdict, reason, document.digest, metrics, end, (document,)
+        kind, "shop", version, week, start, end, verdict, reason, document.digest, metrics, made_at or end, (document,)
     )
     return services.catalog.record_report(services.principal, None, facts)
 
@@ -143,11 +170,6 @@ def plant_quality(services: Services, week: str, *, version: int = 1, auc: float
 def plant_incident(services: Services, week: str, *, version: int = 1) -> None:
     """A week whose data are broken."""
     plant(services, "drift", week, "data_incident", {"level": None}, version=version, reason="unit_change mean_9d")
-
-
-def end_of_world(bench: TrainingBench) -> int | None:
-    """Where the world's clock stands."""
-    return replayed_time(bench.settings.clock_file)
 
 
 def told(bench: TrainingBench) -> list[dict[str, Any]]:

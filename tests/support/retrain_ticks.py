@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import dagster as dg
 from support.retrain_bench import pipeline_of
@@ -16,6 +17,8 @@ from support.training_bench import TrainingBench
 from assets.retraining import DagsterRuns
 from headway.monitoring.retrain import Scheduler, SchedulerRun, tick
 from headway.registry.keys import KeyRing
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Listed:
@@ -65,8 +68,10 @@ def tick_at_once(
     arguments = (str(bench.folder), str(bench.home), str(output), ticks, dagster)
     workers = [context.Process(target=keep_ticking, args=arguments) for _ in range(10)]
     chance = random.Random(7)
-    for worker in workers:
-        worker.start()
+    # The fork server imports what it preloads by this path only, whatever the path of the test is.
+    with mock.patch.dict(os.environ, {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}):
+        for worker in workers:
+            worker.start()
     while len(output.read_text().splitlines()) < 4:
         assert any(worker.is_alive() for worker in workers)
         time.sleep(0.01)

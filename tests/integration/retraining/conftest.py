@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.retrain_bench import build_champion
+from support.retrain_bench import write_champion
 from support.training_bench import TrainingBench, copy_bench, end_everything
 
 
 @pytest.fixture(scope="session")
 def champion(tmp_path_factory: pytest.TempPathFactory) -> TrainingBench:
-    """The shop with its first version; read-only."""
-    return build_champion(tmp_path_factory.mktemp("champion"))
+    """The shop with a written version; read-only."""
+    return write_champion(tmp_path_factory.mktemp("champion"))
 
 
 @pytest.fixture
