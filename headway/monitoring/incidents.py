@@ -9,7 +9,8 @@ Kinds, in the order of the checks:
 * `unit_change`: the quantiles of the window are those of the reference times a common factor of units (x1000, x0.001,
   minutes and seconds, miles and kilometres, ...) or an affine change (Fahrenheit and Celsius, Kelvin), and do not fit
   unchanged. Undoing the change must bring the line of 19 quantiles back to within a third of a standard deviation and
-  to a seventh of the way for factors from 24 on, and to within sampling noise for small ones, which drift could mimic.
+  to a seventh of the way for factors from 24 on (a fourth from 100 on), and to within sampling noise for small ones,
+  which drift could mimic.
   Rows far outside the reference's range that a large factor brings back into it are an incident as well when they are
   1 % or more.
 * `new_value`: another number where training held one only. `new_category`: categories that training did not hold,
@@ -58,7 +59,7 @@ OUTSIDE_SHARE = 0.01
 _QUANTILES = np.arange(1, 20) / 20
 _LARGE = (24.0, 60.0, 100.0, 1_000.0, 1_440.0, 3_600.0, 10_000.0, 86_400.0, 1e6, 1e9)
 _SMALL = (
-    *(1.609344, 0.3048, 2.54, 0.45359237, 28.349523, 3.6, 1.852, 0.514444, 1.150779, 33.8639, 3.785412),
+    *(1.609344, 0.3048, 2.54, 0.45359237, 28.349523, 3.6, 1.852, 1.150779, 33.8639, 3.785412),
     *(7.0, 10.0, 12.0),
 )
 _AFFINE = {
@@ -72,8 +73,16 @@ _AFFINE = {
 # More distance than this, in standard deviations, is needed before a change of units is looked for.
 _LEAST_MOVE = 0.5
 _LARGE_FIT = 0.35
+_HUGE = 100.0
+_HUGE_GAIN = 1 / 4
 _LARGE_GAIN = 1 / 7
 _SMALL_GAIN = 0.15
+_SAME_FACTOR = 0.04
+_LARGE_RATIO = 1.5
+# How far sampled quantiles differ, in standard deviations of the feature for one row on both sides.
+_NOISE = 2.0
+# A share has to leave what so many standard errors of it allow.
+_ERRORS = 4.0
 _MANY_ZEROS = 0.2
 
 
@@ -200,7 +209,7 @@ class _Checks:
             return
         counts = np.bincount(codes, minlength=self._bins.size)
         missing = float(counts[-1] / rows)
-        if self._left_nulls(missing, day):
+        if self._left_nulls(missing, rows, day):
             shown = "all missing" if missing == 1 else f"{missing:.1%} missing"
             yield Incident("null_rate", self._bins.name, f"{shown}, in the reference {self._missing:.1%}")
         if self._bins.numeric and self._bins.low == self._bins.high:
@@ -210,7 +219,8 @@ class _Checks:
                 yield Incident("new_value", self._bins.name, detail)
         elif not self._bins.numeric:
             new, expected = float(counts[self._bins.other] / rows), self._expected_new()
-            if new - expected >= (NEW_SHARE_DAY if day else NEW_SHARE):
+            least = max(NEW_SHARE_DAY if day else NEW_SHARE, _ERRORS * _error(expected, rows))
+            if new - expected >= least:
                 detail = f"{new:.1%} of the rows hold categories that training did not"
                 yield Incident("new_category", self._bins.name, detail + self._named(column, codes))
         elif self._may_have_moved(column, counts / rows):
@@ -218,12 +228,12 @@ class _Checks:
             if change:
                 yield Incident("unit_change", self._bins.name, change)
 
-    def _left_nulls(self, share: float, day: bool) -> bool:
-        if share == self._missing:
+    def _left_nulls(self, share: float, rows: int, day: bool) -> bool:
+        change = abs(share - self._missing)
+        if change <= _ERRORS * _error(self._missing, rows):
             return False
         if share == 1.0 and self._missing < 0.95:
             return True
-        change = abs(share - self._missing)
         if change < (NULL_CHANGE_DAY if day else NULL_CHANGE):
             least = NULL_FROM_NONE_DAY if day else NULL_FROM_NONE
             from_none = self._missing < 0.01 and share - self._missing >= least
@@ -287,13 +297,15 @@ class _Checks:
             return ""
         move = float(np.abs(current - reference).mean()) / scale
         if move >= _LEAST_MOVE:
-            noise = 0.02 + 1.5 / np.sqrt(len(present))
+            noise = 0.02 + _NOISE * float(np.sqrt(1 / len(present) + 1 / len(known)))
+            free = float(current @ reference / (reference @ reference))
+            one_sided = reference[0] > 0 or reference[-1] < 0
             found: list[tuple[float, str]] = []
-            for words, factor, shift, large in _changes(day or zeros):
-                fit = float(np.abs((current - shift) / factor - reference).mean()) / scale
-                limit = min(_LARGE_FIT, _LARGE_GAIN * move) if large else min(noise, _SMALL_GAIN * move)
-                if fit <= limit:
-                    found.append((fit, words))
+            for change in _changes(day or zeros):
+                fit = float(np.abs((current - change.shift) / change.factor - reference).mean()) / scale
+                limit = min(_LARGE_FIT, change.gain * move) if change.large else min(noise, change.gain * move)
+                if fit <= limit and _possible(change, free, one_sided=one_sided):
+                    found.append((fit, change.words))
             if found:
                 return f"quantiles are the reference's {min(found)[1]}"
         return self._partial_change(present, reference, scale)
@@ -306,23 +318,54 @@ class _Checks:
         for factor in _LARGE:
             back = outside / factor
             inside = (back >= self._bins.low) & (back <= self._bins.high)
-            if inside.mean() >= 0.9 and abs(float(np.median(back) - reference[9])) <= 1.5 * scale:
+            fit = float(np.abs(np.quantile(back, _QUANTILES) - reference).mean()) / scale
+            if inside.mean() >= 0.9 and fit <= _LARGE_FIT:
                 return f"{len(outside) / len(present):.1%} of the values are the reference's times {factor:g}"
         return ""
 
 
-def _changes(only_large: bool) -> Iterator[tuple[str, float, float, bool]]:
+def _error(share: float, rows: int) -> float:
+    """The standard error of a share among so many rows, as if one more row had it."""
+    kept = min(max(share, 1 / (rows + 1)), rows / (rows + 1))
+    return float(np.sqrt(kept * (1 - kept) / rows))
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change of units: value * factor + shift. `gain`: the part of the move that may be left when it is undone."""
+
+    words: str
+    factor: float
+    shift: float
+    large: bool
+    gain: float
+
+
+def _possible(change: _Change, free: float, *, one_sided: bool) -> bool:
+    """Whether the factor that fits best, `free`, is near the change's own.
+
+    Around zero a small factor is a wider or narrower spread, and some factor is always near.
+    """
+    if change.shift != 0:
+        return True
+    if change.large:
+        return 1 / _LARGE_RATIO <= free / change.factor <= _LARGE_RATIO
+    return one_sided and abs(free / change.factor - 1) <= _SAME_FACTOR
+
+
+def _changes(only_large: bool) -> Iterator[_Change]:
     for factor in _LARGE:
-        yield f"times {factor:g}", factor, 0.0, True
-        yield f"divided by {factor:g}", 1 / factor, 0.0, True
+        gain = _HUGE_GAIN if factor >= _HUGE else _LARGE_GAIN
+        yield _Change(f"times {factor:g}", factor, 0.0, True, gain)
+        yield _Change(f"divided by {factor:g}", 1 / factor, 0.0, True, gain)
     if only_large:
         # One day's weather or traffic fits some small factor too often by chance.
         return
     for factor in _SMALL:
-        yield f"times {factor:g}", factor, 0.0, False
-        yield f"divided by {factor:g}", 1 / factor, 0.0, False
+        yield _Change(f"times {factor:g}", factor, 0.0, False, _SMALL_GAIN)
+        yield _Change(f"divided by {factor:g}", 1 / factor, 0.0, False, _SMALL_GAIN)
     for words, (factor, shift) in _AFFINE.items():
-        yield f"changed from {words}", factor, shift, False
+        yield _Change(f"changed from {words}", factor, shift, False, _SMALL_GAIN)
 
 
 def _days(window: Window) -> Iterator[tuple[str, NDArray[np.intp]]]:

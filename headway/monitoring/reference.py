@@ -331,6 +331,11 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _numeric(name: str, kind: Kind, edges: Floats, counts: Floats, present: Floats) -> Bins:
+    if not len(edges) and len(present) and present.min() < present.max():
+        # One value in 95 % of the rows and more leaves a single quantile bin: the sample tells it from all others.
+        edges = np.array([present[present > present.min()].min()])
+        share = float((present >= edges[0]).mean())
+        counts = np.array([counts[0] * (1 - share), counts[0] * share, counts[-1]])
     places = np.searchsorted(edges, present, side="right")
     sums = np.bincount(places, present, minlength=len(edges) + 1)
     held = np.bincount(places, minlength=len(edges) + 1)

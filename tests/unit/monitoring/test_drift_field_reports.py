@@ -116,3 +116,30 @@ def test_what_no_week_of_the_reference_showed_is_drift_in_spite_of_seasons() -> 
     judged = judge_window(reference, later, POLICY)
     assert (judged.verdict, judged.moved()) == ("drift", ("slope",))
     assert judged.false_alarm_per_days is not None
+
+
+def test_a_quantity_that_doubles_or_rains_more_is_no_change_of_units() -> None:
+    rng = np.random.default_rng(13)
+    known, now = rng.normal(10, 2, 2_000), rng.normal(10, 2, 800)
+    reference = reference_of(Window({"x": numeric_column(known)}))
+    for factor in (1.3, 2.0, 5.0, 8.0):
+        assert judge_window(reference, Window({"x": numeric_column(now * factor)}), POLICY).verdict == "drift"
+    # Nine hours of ten are dry in training: quantiles that are all zero fit any factor.
+    rain = np.where(rng.random(2_000) < 0.96, 0.0, rng.exponential(1.0, 2_000))
+    wet = np.where(rng.random(800) < 0.5, 0.0, rng.exponential(1.0, 800))
+    judged = judge_window(reference_of(Window({"x": numeric_column(rain)})), Window({"x": numeric_column(wet)}), POLICY)
+    assert judged.verdict == "drift"
+    other = judge_window(
+        reference_of(Window({"x": numeric_column(rain)})), Window({"x": numeric_column(wet * 1_000)}), POLICY
+    )
+    assert [i.kind for i in other.incidents] == ["unit_change"]
+
+
+def test_unknown_categories_that_training_had_as_well_are_no_news() -> None:
+    known = texts(("A", 500), ("B", 300), ("C", 200))
+    reference = reference_of(known)
+    third = replace(reference.bins["c"], counts=np.array([500.0, 300.0, 0.0, 200.0, 0.0]), cells={"A": 0, "B": 1})
+    reference = replace(reference, bins={"c": third})
+    assert judge_window(reference, texts(("A", 500), ("B", 300), ("D", 200)), POLICY).verdict == "none"
+    judged = judge_window(reference, texts(("A", 450), ("B", 200), ("D", 350)), POLICY)
+    assert [i.kind for i in judged.incidents] == ["new_category"]
