@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 # A frozen database answers nothing at all; a server does not wait for it to start.
 _CATALOG_S = 10.0
+_STOP_S = 2.0
 # Recorded events of a partition among which one to ask for is looked for.
 _EVENTS = 1_000
 _RECENT = 6 * 3_600_000_000
@@ -89,7 +90,8 @@ def command(
         try:
             run_server(app, engine, bound, limits, partial(_started, settings, engine, services, pipelines, url))
         finally:
-            keeper.stop(1.0)
+            keeper.stop(_STOP_S)
+            late.close()
     click.echo("stopped")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -26,8 +28,7 @@ REMEMBERED = 1_000
 
 _TOP = ("labels", "endpoint")
 # Labels are few and short; what a frozen catalog holds up is bounded by this and refused beyond.
-_WORKERS = 2
-_WAITING = 16
+_WAITING = 8
 
 
 # Endpoint and items to what became of each item, in order: `LabelDesk.accept` of a tenant.
@@ -53,7 +54,6 @@ class LabelRoute:
         self._engine = engine
         self._accept = accept
         self._limits = limits
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="labels")
         self._waiting = 0
         self._keys: OrderedDict[str, _Remembered] = OrderedDict()
 
@@ -132,7 +132,7 @@ class LabelRoute:
         if self._waiting >= _WAITING:
             raise Fault("catalog_unavailable", "labels wait for the catalog already; send them again later")
         self._waiting += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._accept, endpoint, items)
+        work = _in_thread(partial(self._accept, endpoint, items))
         work.add_done_callback(lambda _: self._finished())
         try:
             return await asyncio.wait_for(asyncio.shield(work), self._limits.labels_s)
@@ -143,3 +143,17 @@ class LabelRoute:
 
     def _finished(self) -> None:
         self._waiting -= 1
+
+
+def _in_thread(work: Callable[[], Sequence[Mapping[str, Any]]]) -> asyncio.Future[Sequence[Mapping[str, Any]]]:
+    """Do it in a thread of its own; one of an executor would keep a server from ending while the catalog is frozen."""
+    done: Future[Sequence[Mapping[str, Any]]] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="labels", daemon=True).start()
+    return asyncio.wrap_future(done)

@@ -242,7 +242,7 @@ _PARAMETERS: dict[str, Any] = {
         "degraded": {"type": "array", "items": {"type": "string"}, "description": "Codes of all rows; [] is good."},
         "prediction_ids": {"type": "array", "items": {"type": "string"}, "description": _PER_ROW},
         "observed_at": {"type": "array", "items": {"type": "string", "format": "date-time"}, "description": _PER_ROW},
-        "feature_status": _BY_VIEW | {"description": f"fresh, stale, missing or default by view. {_PER_ROW}"},
+        "feature_status": _BY_VIEW | {"description": f"fresh, stale or missing by view. {_PER_ROW}"},
         "feature_reason": _BY_VIEW | {"description": f"Why a view is not fresh. {_PER_ROW}"},
         "feature_as_of": _BY_VIEW | {"description": f"Newest event time by view, null: none. {_PER_ROW}"},
         "feature_age_ms": _BY_VIEW | {"description": f"Its age at the observation, null: none. {_PER_ROW}"},

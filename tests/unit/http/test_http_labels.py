@@ -129,3 +129,16 @@ def test_a_frozen_catalog_refuses_in_time_and_blocks_nothing_else() -> None:
         (503, "catalog_unavailable", True)
     }
     assert (same.status_code, same.json()["code"]) == (409, "key_in_use")
+
+
+def test_a_desk_that_fails_is_a_fault_of_ours_and_the_next_labels_are_taken() -> None:
+    def broken(endpoint: str, items: Sequence[object]) -> list[dict[str, Any]]:
+        if len(items) == 2:
+            raise ValueError("N14228")
+        return accept_all(endpoint, items)
+
+    app = app_of(DoubleEngine(), labels=broken)
+    answer = send(app, "POST", LABELS, json={"labels": [ITEM, ITEM]})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "N14228" not in answer.text
+    assert send(app, "POST", LABELS, json={"labels": [ITEM]}).status_code == 200
