@@ -60,7 +60,7 @@ def build_labels(pipeline: Pipeline) -> dg.AssetsDefinition:
     )
     def labels(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.monitoring.label_items import policy_of
-        from headway.monitoring.labels import batch_labels
+        from headway.monitoring.labels import batch_labels, corrections
         from headway.monitoring.reports import NO_PREDICTIONS, label_report, publish_report
 
         step_dies_with_run()
@@ -73,7 +73,9 @@ def build_labels(pipeline: Pipeline) -> dg.AssetsDefinition:
             built = label_report(services, pipeline, week.endpoint_id, week.key, week.now)
             if built.verdict == NO_PREDICTIONS:
                 return nothing(week)
-            result = _result(platform.store(), filled, built, publish_report(services, built), alone=alone)
+            report = publish_report(services, built)
+            corrected = corrections(services, week.endpoint_id, week.start, week.end)
+            result = _result(platform.store(), filled, built, report, corrected, alone=alone)
             due = week.now >= week.end + expected_within
             return replace(result, found="complete" if built.verdict == "complete" else "wanting" if due else "young")
 
@@ -85,17 +87,24 @@ def build_labels(pipeline: Pipeline) -> dg.AssetsDefinition:
 
 
 def _result(
-    store: "LocalStore", filled: "BatchLabels", built: "LabelReport", report: "Report", *, alone: bool
+    store: "LocalStore",
+    filled: "BatchLabels",
+    built: "LabelReport",
+    report: "Report",
+    corrected: int,
+    *,
+    alone: bool,
 ) -> WeekResult:
     status = f"{built.verdict}, so far" if built.so_far else built.verdict
     metrics = numbers(built.metrics)
     ages: Any = built.document["by_age"]
-    rows = [{"within": age, "share of labels": _share(share)} for age, share in ages.items()]
+    rows = [{"within": age, "share of labels": _share(share) or "too young"} for age, share in ages.items()]
     left_out = [*filled.quarantined, *filled.absent]
     facts: dict[str, Any] = {
         **told(status, built.reason),
         "endpoint": built.endpoint_id,
         "labels_added": filled.added,
+        "corrections": corrected,
         "label_partitions_not_read": ", ".join(left_out[:10]) or "none",
         **table("by_age", rows),
         **table("by_segment", _segments(built)),

@@ -221,6 +221,13 @@ def batch_labels(services: Services, pipeline: Pipeline, endpoint_id: str, start
     )
 
 
+def corrections(services: Services, endpoint_id: str, start: int, end: int) -> int:
+    """How many labels of the answers asked in [start, end) stand back behind another one that says something else."""
+    labels = services.catalog.labels_between(services.principal, endpoint_id, start, end)
+    current = {prediction_id: label.value for prediction_id, label in labels if label.current}
+    return sum(label.value != current[prediction_id] for prediction_id, label in labels)
+
+
 def predictions_between(services: Services, endpoint_id: str, start: int, end: int) -> Iterable[Prediction]:
     """Every answer of an endpoint asked in [start, end), world time, read page by page."""
     after = ""

@@ -137,7 +137,7 @@ def test_a_servers_answers_are_shipped_labelled_and_judged(
     assert checks["labels:completeness"].passed
 
     quality = shown["quality_report"]
-    assert (quality["basis"], quality["labels"], quality["model_version"]) == ("realised", 120, 1)
+    assert (quality["basis"], quality["labelled"], quality["model_version"]) == ("realised", 120, 1)
     assert [r["metric"] for r in _rows(quality["quality"])] == ["AUC", "log loss", "calibration error"]
     assert [r["version"] for r in _rows(quality["by_version"])] == [1]
 

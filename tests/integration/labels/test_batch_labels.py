@@ -23,7 +23,7 @@ from support.workbench import Workbench
 
 from headway.catalog.monitoring_facts import Label
 from headway.catalog.registry_facts import PredictionBatch
-from headway.monitoring.labels import BatchLabels, batch_labels
+from headway.monitoring.labels import BatchLabels, LabelDesk, batch_labels, corrections
 from headway.monitoring.windows import week_bounds
 
 START, END = week_bounds(WEEK)
@@ -113,6 +113,25 @@ def test_a_changed_outcome_corrects_and_changed_back_corrects_again(bench: Workb
     assert _fill(bench).added == 0
 
 
+def test_where_a_system_said_the_same_nothing_is_added(bench: Workbench) -> None:
+    set_world(bench, "2026-03-07T00:00:00Z")
+    outcomes = {int(row["size"]): int(row["target"]) for row in _rows(bench)}
+    with opened(bench) as services:
+        asked = services.catalog.predictions(services.principal, ENDPOINT, START, END)[:10]
+        items = [
+            {"prediction_id": p.prediction_id, "value": outcomes[int(p.prediction_id.split("-")[1])]} for p in asked
+        ]
+        items[0]["value"] = 1 - int(str(items[0]["value"]))
+        desk = LabelDesk(services, {"pipeline": pipeline_of(bench)}.__getitem__)
+        told = desk.accept(services.principal, ENDPOINT, items)
+        assert [t["status"] for t in told] == ["accepted"] * 10
+        done = batch_labels(services, pipeline_of(bench), ENDPOINT, START, END)
+        assert (done.labelled, done.added, done.unchanged) == (120, 111, 9)
+        current = services.catalog.current_labels(services.principal, [asked[0].prediction_id])
+        assert current[asked[0].prediction_id].source == "auto", "another word of the source is kept, and stands back"
+        assert corrections(services, ENDPOINT, START, END) == 1
+
+
 def test_a_quarantined_partition_is_left_out_and_named(bench: Workbench) -> None:
     set_world(bench, "2026-03-07T00:00:00Z")
     with opened(bench) as services:
@@ -153,6 +172,8 @@ def test_a_person_corrects_on_the_command_line_and_outranks_the_source(bench: Wo
     assert (listed["predictions"], len(listed["labels"])) == (120, 120)
     assert "120 answers asked" in bench.run("labels", "list", "--from", "2026-03-02", "--to", "2026-03-07").output
     assert _fill(bench).added == 0, "the source's own word did not change"
+    with opened(bench) as services:
+        assert corrections(services, ENDPOINT, START, END) == 1
 
 
 @pytest.mark.parametrize(
