@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -33,9 +33,12 @@ class _PostgresSession(Session):
     def change(self, statement: str, parameters: Sequence[Any]) -> int:
         return self._connection.execute(_text(statement), tuple(parameters)).rowcount
 
-    def many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
+    def many(self, statement: str, parameters: Sequence[Sequence[Any]]) -> int:
+        if not parameters:
+            return 0
         with self._connection.cursor() as cursor:
             cursor.executemany(_text(statement), parameters)
+            return cursor.rowcount
 
 
 class PostgresOnlineStore(SqlStore):

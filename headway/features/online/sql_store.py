@@ -58,6 +58,9 @@ SCHEMA = (
         source TEXT NOT NULL, key_columns TEXT NOT NULL, entity BYTES NOT NULL, erased_at INT8 NOT NULL,
         PRIMARY KEY (tenant, pipeline, source, key_columns, entity))""",
 )
+_READ = 'r.identity, r."partition", r.position, r.event_time, r.available_time, r.sequence, r.deleted'
+# SQLite keeps the order of a CROSS JOIN: one search by key per entity, never a walk over all rows.
+_ASKED = "r.tenant = ? AND r.pipeline = ? AND r.feature_set_version = ? AND r.scope = w.scope AND r.entity = w.entity"
 _PLACE = 'identity, "partition", position, event_time, available_time, sequence, deleted'
 
 
@@ -73,8 +76,8 @@ class Session(ABC):
         """The number of rows that one statement changed."""
 
     @abstractmethod
-    def many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
-        """One statement for many rows."""
+    def many(self, statement: str, parameters: Sequence[Sequence[Any]]) -> int:
+        """One statement for many rows; how many it changed."""
 
 
 class SqlStore(ABC):
@@ -92,9 +95,8 @@ class SqlStore(ABC):
         """As `OnlineStore.apply`."""
         with self.writing() as session:
             touched = _empty(session, key, change.emptied)
-            before = _count(session, key)
             kept = list(_not_erased(session, key, change))
-            session.many(_INSERT, (_parameters(key, row) for row in kept))
+            added = session.many(_INSERT, [_parameters(key, row) for row in kept])
             touched |= {(r.scope, r.identity) for r in kept}
             _note_moves(session, key, touched)
             for source, partition in change.dropped_marks:
@@ -102,8 +104,7 @@ class SqlStore(ABC):
                     f'DELETE FROM online_mark WHERE {_WHERE} AND source = ? AND "partition" = ?',
                     (*_of(key), source, partition),
                 )
-            session.many(_MARK, ((*_of(key), m.source, m.partition, json.dumps(asdict(m))) for m in change.marks))
-            added = _count(session, key) - before
+            session.many(_MARK, [(*_of(key), m.source, m.partition, json.dumps(asdict(m))) for m in change.marks])
             _move_state(session, key, change.state, rows=bool(touched))
         return added
 
@@ -219,10 +220,6 @@ def _parameters(key: StoreKey, row: RowVersion) -> Row:
     )
 
 
-def _count(session: Session, key: StoreKey) -> int:
-    return session.run(f"SELECT count(*) FROM online_row WHERE {_WHERE}", _of(key))[0][0]
-
-
 def _empty(session: Session, key: StoreKey, emptied: Iterable[tuple[str, str]]) -> set[tuple[str, bytes]]:
     """Remove all rows of (scope, partition); the identities that may have lost a version."""
     touched: set[tuple[str, bytes]] = set()
@@ -319,11 +316,13 @@ def _rows(session: Session, key: StoreKey, wanted: Sequence[Entity]) -> Mapping[
     for start in range(0, len(wanted), _IN_PARTS):
         part = wanted[start : start + _IN_PARTS]
         values = [v for pair in part for v in pair]
-        where = f"{_WHERE} AND (scope, entity) IN (VALUES {', '.join(['(?, ?)'] * len(part))})"
         statement = (
-            f"SELECT scope, entity, {_PLACE}, 1, payload FROM online_row WHERE {where} UNION ALL "
-            f"SELECT scope, entity, {_PLACE}, 0, NULL FROM online_moved WHERE {where}"
+            f"WITH wanted(scope, entity) AS (VALUES {', '.join(['(?, ?)'] * len(part))}) "
+            f"SELECT r.scope, r.entity, {_READ}, 1, r.payload "
+            f"FROM wanted AS w CROSS JOIN online_row AS r WHERE {_ASKED} "
+            f"UNION ALL SELECT r.scope, r.entity, {_READ}, 0, NULL "
+            f"FROM wanted AS w CROSS JOIN online_moved AS r WHERE {_ASKED}"
         )
-        for row in session.run(statement, (*_of(key), *values, *_of(key), *values)):
+        for row in session.run(statement, (*values, *_of(key), *_of(key))):
             found[row[0], row[1]].append(EntityRow._make(row[2:]))
     return found

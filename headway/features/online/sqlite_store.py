@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class _SqliteSession(Session):
     def change(self, statement: str, parameters: Sequence[Any]) -> int:
         return self._connection.execute(statement, parameters).rowcount
 
-    def many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
-        self._connection.executemany(statement, parameters)
+    def many(self, statement: str, parameters: Sequence[Sequence[Any]]) -> int:
+        return self._connection.executemany(statement, parameters).rowcount if parameters else 0
 
 
 class SqliteOnlineStore(SqlStore):

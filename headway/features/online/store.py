@@ -176,7 +176,7 @@ class OnlineStore(Protocol):
         ...
 
     def apply(self, key: StoreKey, change: Change) -> int:
-        """Make one change as a whole and return the number of row versions that were not there before.
+        """Make one change as a whole and return the number of row versions that were written.
 
         A state is stored with the sequence that follows the last one. Rows of erased entities are left out.
         """
