@@ -12,10 +12,14 @@ from support.serving_bench import opened
 from support.serving_model import keys_of
 from support.workbench import Workbench
 
-from headway.registry.promote import rollback
+from headway.registry.keys import KeyRing
+from headway.registry.promote import NotPromoted, rollback, verify_served
+from headway.registry.statements import ROLLBACK, record, sign_now
 from headway.serving.live.engine import EngineLimits, EngineStarted
+from headway.serving.live.pointer import PointerRefused, gather, read_pointer, verify, write_pointer
 from headway.serving.live.spool import ServerRunning
 from headway.serving.live.types import UnknownModel, VersionNotServed
+from trainer.blobs import Json
 from trainer.spec import parse_run
 
 pytestmark = pytest.mark.xdist_group("live")
@@ -108,10 +112,33 @@ def test_a_scoring_process_that_dies_is_replaced_and_requests_wait_for_it(
         assert type(caught.value).__name__ in ("NotReady", "DeadlineExceeded")
 
 
+@pytest.mark.parametrize("how", ["unsigned", "for another epoch", "of another key"])
+def test_a_rollback_that_no_promoter_signed_for_this_epoch_is_not_followed(bench: Workbench, how: str) -> None:
+    version = another_version(bench, 5)
+    keys = keys_of(bench)
+    with opened(bench) as services:
+        first = services.catalog.model_version(services.principal, ENDPOINT, 1)
+        if how != "unsigned":
+            other = KeyRing(bench.home / "other") if how == "of another key" else keys
+            said: dict[str, Json] = {"endpoint": ENDPOINT, "epoch": 3 + (how == "for another epoch"), "to": 1}
+            envelope = sign_now(other, "promoter", "m", first.manifest_digest, ROLLBACK, said)
+            record(services, envelope, first.manifest_digest, ROLLBACK, "promoter")
+        services.catalog.rollback(services.principal, None, ENDPOINT, reason="by hand")
+        endpoint = services.catalog.endpoint(services.principal, ENDPOINT)
+        assert endpoint is not None
+        assert (endpoint.epoch, endpoint.stable, endpoint.previous) == (3, 1, version)
+        with pytest.raises(NotPromoted, match="unsigned" if how == "unsigned" else "refused"):
+            verify_served(services, keys.trust(), endpoint)
+        with pytest.raises(NotPromoted):
+            gather(services, keys.trust(), endpoint)
+        # A rollback by the command from here is signed, and verifies.
+        back = rollback(services, keys, ENDPOINT, "forth again")
+        assert verify_served(services, keys.trust(), back).epoch == 2
+        verify(gather(services, keys.trust(), back), keys.trust())
+
+
 @pytest.mark.parametrize("change", ["epoch", "version", "artifact", "signature", "nothing left"])
 def test_a_pointer_that_was_altered_on_disk_is_not_followed(bench: Workbench, change: str) -> None:
-    from headway.serving.live.pointer import PointerRefused, gather, read_pointer, verify, write_pointer
-
     folder = bench.home / "pointers"
     with opened(bench) as services:
         endpoint = services.catalog.endpoint(services.principal, ENDPOINT)
