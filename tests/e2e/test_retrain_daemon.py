@@ -117,7 +117,7 @@ def wait(condition: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the co
     while time.monotonic() < deadline:
         if found := condition():
             return found
-        time.sleep(0.5)
+        time.sleep(1.0)
     raise AssertionError("it did not come true")
 
 

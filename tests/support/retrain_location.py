@@ -20,6 +20,6 @@ _PIPELINE = load_pipeline(_ROOT / "shop")
 
 defs = dg.Definitions(
     assets=[build_training_run(_PIPELINE), build_model_version(_PIPELINE)],
-    sensors=[reconcile_training, build_retrain_on_drift(_ROOT, interval_s=2)],
+    sensors=[reconcile_training, build_retrain_on_drift(_ROOT, interval_s=4)],
     resources=resources_for(),
 )
