@@ -13,6 +13,7 @@ from support.serving_bench import amend
 
 from headway.features.inputs import InputMissing
 from headway.features.online import OnlineNotReady, OnlineStore, online_store_at
+from headway.features.online.erase import NothingToErase, erase_entity
 from headway.features.online.store import StoreKey
 from headway.serving.features import InputQuarantined
 from headway.serving.requests import RequestsRefused
@@ -270,6 +271,21 @@ def test_a_whole_table_without_a_version_is_refused_by_name(tmp_path: Path, embe
     bench = write_asked(tmp_path, _data(), {"v": view(boundary="le")})
     with online_bench(bench, embedded, END) as live, pytest.raises(InputMissing, match="data of pipeline"):
         live.sync()
+
+
+def test_an_erased_entity_is_not_brought_back_by_a_late_delivery(tmp_path: Path, online: OnlineStore) -> None:
+    live = _bench(tmp_path, online, _hourly(), us("2026-03-03T06:00:00"))
+    live.sync()
+    assert _value(live, "a", "2026-03-03T02:00:00Z") == 0
+    assert erase_entity(live.pipeline, online, "default", "data", {"k": "a"}, live.now) > 0
+    for key in ({"k": None}, {"id": 3}, {}):
+        with pytest.raises(NothingToErase, match="keys: k"):
+            erase_entity(live.pipeline, online, "default", "data", key, live.now)
+    live.deliver("data", "data.csv", _data(*_hourly(without=23)), "2026-03-03")
+    live.at(END).sync()
+    found = live.ask({"k": "a", "t": "2026-03-03T20:00:00Z"}, {"k": "b", "t": "2026-03-03T20:00:00Z"})
+    assert found.values.column("w__n").to_pylist() == [0, 4]
+    assert found.values.column("v__value__reason").to_pylist() == ["none_visible", "hit"]
 
 
 def test_processes_that_sync_at_once_end_as_one(tmp_path: Path, online_url: str) -> None:
