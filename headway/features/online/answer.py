@@ -117,7 +117,8 @@ class OnlineFeatures:
         fields = {f.column: name for name, f in serving_of(self._spec).request.items() if f.column}
         inside = declared.column in self._spec.label_inputs()
         self._filled = fields.get(declared.column) if inside else None
-        self._before = {s: bounds(self._spec.sources[s])[0] for s in self._scopes.sources}
+        partitioned = [s for s in self._scopes.sources if self._spec.sources[s].partition is not None]
+        self._before = {s: bounds(self._spec.sources[s])[0] for s in partitioned}
         self._digests = (contract_digest(pipeline), code_digest(pipeline))
         self._kept = entities_kept
         self._key: StoreKey | None = None
@@ -294,7 +295,7 @@ class OnlineFeatures:
         if state.skipped or state.absent or not len(observed) or observed.min() < state.since:
             return False
         last = int(observed.max())
-        return all(last + self._before[s] < end for s, end in state.covered.items())
+        return all(last + before < state.covered.get(s, _NONE) for s, before in self._before.items())
 
     def _require_kept(self, observed: NDArray[np.int64], state: OnlineState) -> None:
         """Refuse observations whose rows may have been pruned."""

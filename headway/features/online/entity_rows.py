@@ -54,9 +54,8 @@ class EntityRows:
     """Row versions of one entity in the order (event time, availability, sequence, identity).
 
     `here` is False for versions that stand in another entity. `identity` numbers the row identities in their order.
-    `end` is when a later version is known. `values` holds the latest columns as Python values, `null` which of them are
-    null, `numbers` the aggregated columns. `always` are rows whose identity has several event times: no cut by time may
-    part them.
+    `end` is when a later version is known; it was found among all versions, so rows may be cut by time. `values` holds
+    the latest columns as Python values, `null` which of them are null, `numbers` the aggregated columns.
     """
 
     event: Ints
@@ -71,7 +70,6 @@ class EntityRows:
     values: Mapping[str, list[Any]]
     null: Mapping[str, Flags]
     numbers: Mapping[str, Numbers]
-    always: Ints
 
     def __len__(self) -> int:
         return len(self.event)
@@ -99,22 +97,19 @@ class EntityRows:
         """
         if self.newest_available > known_until:
             return self._loaded(known_until).visible(known_until, first, last)
-        # A cut saves work and changes no cell, so it is made where it saves much.
+        # It is made where it saves more than it costs.
         if len(self) < _CUT_FROM:
             return self
         low, high = int(self.event.searchsorted(first)), int(self.event.searchsorted(last, "right"))
-        if 2 * (high - low) > len(self):
+        if low == 0 and high == len(self):
             return self
-        if not len(self.always):
-            return self._take(slice(low, high))
-        return self._take(np.union1d(np.arange(low, high), self.always))
+        return self._take(slice(low, high))
 
     def _loaded(self, known_until: int) -> EntityRows:
         kept = np.flatnonzero(self.available <= known_until)
         some = self._take(kept)
         end = version_ends(some.event, some.available, some.sequence, some.here, some.identity, some.identities)
-        always = _of_several_times(some.event, some.identity, some.identities)
-        return replace(some, end=end, newest_available=known_until, always=always)
+        return replace(some, end=end, newest_available=known_until)
 
     def _take(self, rows: slice | Ints) -> EntityRows:
         chosen = [rows] if isinstance(rows, slice) else rows.tolist()
@@ -131,7 +126,6 @@ class EntityRows:
             {c: v[rows] if isinstance(rows, slice) else [v[i] for i in chosen] for c, v in self.values.items()},
             {c: n[rows] for c, n in self.null.items()},
             {c: Numbers(n.values[rows], n.null[rows], n.low, n.high) for c, n in self.numbers.items()},
-            self.always,
         )
 
 
@@ -162,7 +156,6 @@ def decode(plan: ScopePlan, rows: Sequence[EntityRow]) -> EntityRows:
         values=values,
         null={c: np.array([v is None for v in found], dtype=np.bool_) for c, found in values.items()},
         numbers={c: _numbers(plan, c, columns[c], deleted) for c in plan.windows},
-        always=_of_several_times(event, identities, len(number)),
     )
 
 
@@ -181,17 +174,6 @@ def _numbers(plan: ScopePlan, column: str, values: list[Any], deleted: Flags) ->
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _of_several_times(event: Ints, identity: Ints, identities: int) -> Ints:
-    """Positions of rows whose identity has more than one event time."""
-    if identities == len(event):
-        return np.empty(0, dtype=np.int64)
-    first = np.full(identities, np.iinfo(np.int64).max)
-    last = np.full(identities, np.iinfo(np.int64).min)
-    np.minimum.at(first, identity, event)
-    np.maximum.at(last, identity, event)
-    return np.flatnonzero((first != last)[identity])
 
 
 def together(plan: ScopePlan, parts: Sequence[EntityRows]) -> Together:

@@ -205,6 +205,13 @@ def test_a_held_source_stays_where_it_was_and_says_so(tmp_path: Path, embedded: 
     assert after.values.column("v__value").to_pylist() == [18]
 
 
+def test_a_source_held_from_the_start_is_not_taken_for_read(tmp_path: Path, embedded: OnlineStore) -> None:
+    live = _bench(tmp_path, embedded, _hourly(), us("2026-03-02T10:00:00"))
+    live.sync(hold=["data"])
+    found = live.ask({"k": "a", "t": "2026-03-02T09:00:00Z"})
+    assert [found.freshness[v][0].incomplete for v in "vw"] == ["watermark_behind", "partition_not_read"]
+
+
 def test_quarantined_partitions_are_left_out_by_name_and_flagged(tmp_path: Path, embedded: OnlineStore) -> None:
     live = _bench(tmp_path, embedded, _hourly(), END)
     live.sync(retain=4 * DAY)

@@ -1,5 +1,6 @@
 """A few entities answer as all rows do: the online evaluation against the compiled plan, cell by cell to the bit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pipeline, Featur
     return pipeline, plan, scopes_of(plan)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cut_always() -> Iterator[None]:
+    """Few rows are cut as many are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headway.features.online.entity_rows._CUT_FROM", 0)
+        yield
+
+
 _VALUES = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False, width=64), st.sampled_from([0.1, -0.0]))
 _ROW = st.fixed_dictionaries(
     {
@@ -87,12 +96,17 @@ _MOVED = [
     {"k": "a", "j": 1, "id": 1, "at": 3, "known": 3, "value": 1.0, "word": "x", "seq": 0, "gone": False},
     {"k": "b", "j": 1, "id": 1, "at": 11, "known": 5, "value": 2.0, "word": "y", "seq": 0, "gone": False},
 ]
+_GONE = [
+    {"k": "a", "j": 1, "id": 1, "at": 5, "known": 5, "value": 1.0, "word": "x", "seq": 0, "gone": False},
+    {"k": "a", "j": 1, "id": 1, "at": 0, "known": 7, "value": 2.0, "word": "y", "seq": 0, "gone": False},
+]
 _AFTER = [{"k": k, "j": 1, "t": t} for k in "ab" for t in (4, 6, 12)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(_ROW, max_size=14), asked=st.lists(_ASKED, min_size=1, max_size=6))
 @example(rows=_MOVED, asked=_AFTER)
+@example(rows=_GONE, asked=[{"k": "a", "j": 1, "t": 8}])
 def test_few_entities_answer_as_the_whole_source_does(
     compiled: tuple[Pipeline, FeaturePlan, Scopes], rows: list[dict[str, Any]], asked: list[dict[str, Any]]
 ) -> None:
