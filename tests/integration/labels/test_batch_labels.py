@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,16 @@ def test_labels_come_when_their_outcome_is_known_in_the_world(bench: Workbench) 
             asked = services.catalog.prediction(services.principal, label.prediction_id).asked_at
             assert asked is not None
             assert label.observed_at == asked + 5 * HOUR
+
+
+def test_a_row_that_comes_before_its_outcome_gives_no_label_yet(bench: Workbench) -> None:
+    pipeline = pipeline_of(bench)
+    source = pipeline.spec.sources["labels"].model_copy(update={"available_time": "t"})
+    spec = pipeline.spec.model_copy(update={"sources": {**pipeline.spec.sources, "labels": source}})
+    by_then = sum(moment_of(row["known"]) <= moment_of("2026-03-06T00:00:00Z") for row in _rows(bench))
+    with opened(bench) as services:
+        done = batch_labels(services, replace(pipeline, spec=spec), ENDPOINT, START, END)
+    assert (done.predictions, done.labelled) == (120, by_then)
 
 
 def test_every_answer_about_an_event_gets_its_label(bench: Workbench) -> None:
