@@ -98,14 +98,17 @@ def test_a_torn_end_is_counted_by_the_next_server_which_writes_elsewhere(tmp_pat
     assert _records(tmp_path) == [b"whole", b"next"]
 
 
-def test_names_ascend_after_a_clock_that_went_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(tmp_path)
-    spool.append([b"a"], MUCH)
-    spool.seal()
-    monkeypatch.setattr(module.time, "time_ns", lambda: 5_000_000)
-    spool.append([b"b"], MUCH)
-    spool.close()
-    assert _records(tmp_path) == [b"a", b"b"]
+def test_names_ascend_after_a_restart_with_a_clock_that_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        monkeypatch.setattr(module.time, "time_ns", lambda number=number: (9 - 3 * number) * 1_000_000_000)
+        spool = Spool(tmp_path)
+        for _ in range(2):
+            spool.append([str(number).encode()], MUCH)
+            spool.seal()
+        spool.close()
+    assert _records(tmp_path) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
 def test_a_full_log_takes_nothing_of_a_group_and_takes_again_after_shipping(spool: Spool) -> None:

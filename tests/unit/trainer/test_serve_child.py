@@ -128,6 +128,14 @@ def test_damaged_rows_are_refused_or_scored_and_never_end_the_loop(
         assert json.loads(said)["code"] in ("malformed", "refused")
 
 
+def test_rows_that_are_no_text_are_refused_before_the_model_sees_them(loaded: _Client, network: Predictor) -> None:
+    rows = ROWS.select(list(network.inputs.columns)).slice(0, 1)
+    name = network.inputs.categorical[0].name
+    marked = rows.set_column(rows.column_names.index(name), name, pa.array(["MARKMARK"]))
+    kind, said = loaded.asked(b"P", ipc(marked).replace(b"MARKMARK", b"\xff\xfe\xff\xfeMARK"))
+    assert (kind, json.loads(said)["code"]) == (b"E", "malformed")
+
+
 def test_a_frame_that_is_too_long_is_read_past_and_refused(loaded: _Client, network: Predictor) -> None:
     length = MAX_FRAME + 10
     loaded.wire.sendall(struct.pack("<I", length))
