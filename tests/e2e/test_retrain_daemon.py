@@ -29,7 +29,7 @@ from support.training_bench import TrainingBench, end_everything
 from assets.retraining import CAUSE_TAG, EVIDENCE_TAG, REQUEST_TAG
 from headway.monitoring.retrain import budget_of
 
-WAIT_S = 300
+WAIT_S = 600
 LAST_AS_OF = "2026-05-01"
 
 
