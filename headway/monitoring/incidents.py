@@ -200,7 +200,7 @@ class _Checks:
         total = max(bins.counts.sum(), 1.0)
         self._missing = float(bins.counts[-1] / total)
         self._shares = bins.counts / total
-        self._range: tuple[float, float] | None = None
+        self._weeks: list[Floats] | None = None
 
     def run(self, column: Column, codes: NDArray[np.intp], *, day: bool) -> Iterator[Incident]:
         """Incidents in some rows of the column; days are judged by larger changes than the whole."""
@@ -308,7 +308,35 @@ class _Checks:
                     found.append((fit, change.words))
             if found:
                 return f"quantiles are the reference's {min(found)[1]}"
+            if words := self._like_a_week(current):
+                return words
         return self._partial_change(present, reference, scale)
+
+    def _like_a_week(self, current: Floats) -> str:
+        """A large factor times one of the reference's own weeks: seasons move the whole, and units a season's week."""
+        found: list[tuple[float, str]] = []
+        for line in self._week_lines():
+            spread = float(line[-1] - line[0]) / 3.29
+            if spread <= 0:
+                continue
+            free = float(current @ line / (line @ line))
+            for change in _changes(only_large=True):
+                fit = float(np.abs(current / change.factor - line).mean()) / spread
+                if fit <= _LARGE_FIT and _possible(change, free, one_sided=True):
+                    found.append((fit, change.words))
+        return f"quantiles are those of a week of the reference {min(found)[1]}" if found else ""
+
+    def _week_lines(self) -> list[Floats]:
+        """Quantiles of the feature in each of the reference's own weeks, without many zeros as above."""
+        if self._sample is None or self._times is None:
+            return []
+        if self._weeks is None:
+            known, week = self._sample.values[~self._sample.missing], self._times[~self._sample.missing] // WEEK_US
+            if (known == 0).mean() >= _MANY_ZEROS:
+                known, week = known[known != 0], week[known != 0]
+            parts = [known[week == w] for w in np.unique(week)]
+            self._weeks = [np.quantile(part, _QUANTILES) for part in parts if len(part) >= SLICE_ROWS]
+        return self._weeks
 
     def _partial_change(self, present: Floats, reference: Floats, scale: float) -> str:
         """Some rows in other units: far outside the range, and back at home when a large factor is undone."""

@@ -143,3 +143,15 @@ def test_unknown_categories_that_training_had_as_well_are_no_news() -> None:
     assert judge_window(reference, texts(("A", 500), ("B", 300), ("D", 200)), POLICY).verdict == "none"
     judged = judge_window(reference, texts(("A", 450), ("B", 200), ("D", 350)), POLICY)
     assert [i.kind for i in judged.incidents] == ["new_category"]
+
+
+def test_other_units_are_found_in_a_week_that_is_unlike_the_year() -> None:
+    rng = np.random.default_rng(14)
+    times = np.sort(rng.integers(0, 364 * DAY, 12_000)) + START
+    year = 300 - 10 * np.cos(2 * np.pi * (times - START) / (364 * DAY)) + rng.normal(0, 1.0, len(times))
+    reference = reference_of(Window({"x": numeric_column(year)}, times=times))
+    cold = rng.normal(290.5, 1.0, 700)
+    for factor in (1_000.0, 0.001, 60.0):
+        judged = judge_window(reference, Window({"x": numeric_column(cold * factor)}), POLICY)
+        assert [i.kind for i in judged.incidents] == ["unit_change"]
+    assert judge_window(reference, Window({"x": numeric_column(cold)}), POLICY).incidents == ()
