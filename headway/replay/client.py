@@ -39,11 +39,20 @@ class Reply:
 
 
 class ServingClient:
-    """One kept connection to a server; it is opened again when the server closed it."""
+    """One kept connection to a server; it is opened again when the server closed it.
 
-    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+    Args:
+        url: of the server.
+        timeout_s: how long to wait for bytes.
+        deadline_ms: the deadline of each request; None: what the pipeline declares.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 30.0, deadline_ms: int | None = None) -> None:
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+        self._headers = {"Content-Type": "application/json"}
+        if deadline_ms is not None:
+            self._headers["X-Deadline-Ms"] = str(deadline_ms)
 
     def infer(self, spec: PipelineSpec, model: str, caller_id: str, request: Mapping[str, Json]) -> Reply:
         """Ask for one row. Raises `ServerUnusable` when nobody answers."""
@@ -61,7 +70,7 @@ class ServingClient:
         payload = json.dumps(body).encode()
         for attempt in (1, 2):
             try:
-                self._connection.request("POST", path, payload, {"Content-Type": "application/json"})
+                self._connection.request("POST", path, payload, self._headers)
                 answer = self._connection.getresponse()
                 return Reply(answer.status, json.loads(answer.read()))
             except (OSError, http.client.HTTPException) as error:

@@ -167,9 +167,11 @@ def _normal_quantile(share: float) -> float:
     return NormalDist().inv_cdf(share)
 
 
-def hours_between(start: int, end: int) -> Iterator[int]:
-    """Full hours after `start` up to and including `end` (microseconds UTC)."""
+def stops_between(start: int, end: int) -> Iterator[int]:
+    """Full hours after `start`, and then `end` (microseconds UTC)."""
     hour = (start // _HOUR + 1) * _HOUR
-    while hour <= end:
+    while hour < end:
         yield hour
         hour += _HOUR
+    if end > start:
+        yield end

@@ -19,7 +19,7 @@ from headway.home import Settings
 from headway.loading import Pipeline
 from headway.monitoring.windows import week_bounds, week_key
 from headway.replay.client import Reply, ServingClient
-from headway.replay.events import Asked, Outcome, ReportDelay, events_of, hours_between, partitions_between
+from headway.replay.events import Asked, Outcome, ReportDelay, events_of, partitions_between, stops_between
 from headway.services import Services
 from headway.world import move_clock
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from headway.features.online.store import OnlineStore
     from trainer.blobs import Json
 
-_HOUR = 3_600_000_000
-_DAY = 24 * _HOUR
+_DAY = 24 * 3_600_000_000
 _LABELS_AT_ONCE = 500
+# Of the error table: what may be asked once more at once.
+_RETRIED = (503, 504)
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ class Disturbance:
 
 @dataclass
 class FeedCount:
-    """What a feed did: answers by HTTP status, degraded codes, reports by result, hours and bytes of nothing else."""
+    """What a feed did: last answers by HTTP status, requests sent twice, degraded and refused codes, reports by result."""
 
     answers: Counter[int] = field(default_factory=Counter[int])
     degraded: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
     labels: Counter[str] = field(default_factory=Counter[str])
+    retried: int = 0
     syncs: int = 0
 
     @property
@@ -94,15 +96,16 @@ class Feed:
         """
         start = self.services.world()
         asked = self._events(start, until)
-        for hour in hours_between(start, until):
-            self._disturb(hour)
-            self._bring_online(hour - _HOUR)
-            while asked and asked[-1].at < hour:
+        before = start
+        for stop in stops_between(start, until):
+            self._disturb(before, stop)
+            self._bring_online(before)
+            while asked and asked[-1].at < stop:
                 self._ask(asked.pop())
-            move_clock(self.settings.clock_file, hour)
-            self._report(hour)
-            self._close_periods(hour)
-        move_clock(self.settings.clock_file, until)
+            move_clock(self.settings.clock_file, stop)
+            self._report(stop)
+            self._close_periods(stop)
+            before = stop
         self._bring_online(until)
         return self.count
 
@@ -121,24 +124,27 @@ class Feed:
         heapq.heapify(self._reports)
         return asked
 
-    def _disturb(self, hour: int) -> None:
+    def _disturb(self, start: int, end: int) -> None:
         for disturbance in self.disturbances:
-            if hour - _HOUR <= disturbance.start < hour and disturbance.begin is not None:
+            if start <= disturbance.start < end and disturbance.begin is not None:
                 disturbance.begin()
-            if hour - _HOUR <= disturbance.end < hour and disturbance.finish is not None:
+            if start <= disturbance.end < end and disturbance.finish is not None:
                 disturbance.finish()
 
     def _bring_online(self, moment: int) -> None:
         from headway.features.online.sync import sync_online
 
         held = {s for d in self.disturbances if d.start <= moment < d.end for s in d.held}
-        until = max(moment, 0)
-        sync_online(self.services, self.pipeline, self.online, until=until, hold=held)
+        sync_online(self.services, self.pipeline, self.online, until=moment, hold=held)
         self.count.syncs += 1
 
     def _ask(self, event: Asked) -> None:
         move_clock(self.settings.clock_file, event.at)
-        reply = self.client.infer(self.pipeline.spec, self.pipeline.name, event.caller_id, event.request)
+        ask = lambda: self.client.infer(self.pipeline.spec, self.pipeline.name, event.caller_id, event.request)  # noqa: E731
+        reply = ask()
+        if reply.status in _RETRIED:
+            self.count.retried += 1
+            reply = ask()
         self.count.answers[reply.status] += 1
         if reply.status != 200:
             self.count.refused[str(reply.body.get("code", reply.status))] += 1
@@ -168,11 +174,11 @@ class Feed:
             if reply.status != 200:
                 self.count.labels[f"http_{reply.status}"] += len(due)
 
-    def _close_periods(self, hour: int) -> None:
-        if hour % _DAY == 0 and self.on_day is not None:
-            self.on_day(hour)
-        week = week_key(hour - 1)
-        if week_bounds(week)[1] == hour and self.on_week is not None:
+    def _close_periods(self, stop: int) -> None:
+        if stop % _DAY == 0 and self.on_day is not None:
+            self.on_day(stop)
+        week = week_key(stop - 1)
+        if week_bounds(week)[1] == stop and self.on_week is not None:
             self.on_week(week)
 
 

@@ -81,6 +81,7 @@ def _requests(replay: Replay) -> str:
         ("requests", f"{count.requests:,}"),
         ("answered", f"{answered:,}"),
         ("availability", _share(answered, count.requests)),
+        ("sent a second time (503 or 504 at first)", f"{count.retried:,}"),
         *((f"refused: {code}", f"{n:,}") for code, n in count.refused.most_common()),
         *((f"answered degraded: {code}", f"{n:,}") for code, n in count.degraded.most_common()),
     ]
