@@ -58,9 +58,9 @@ class ServingClient:
         """Ask for one row. Raises `ServerUnusable` when nobody answers."""
         return self._post(f"/v2/models/{model}/infer", {"id": caller_id, "inputs": tensors(spec, request)})
 
-    def labels(self, items: Sequence[Mapping[str, Json]]) -> Reply:
-        """Report outcomes. Raises `ServerUnusable` when nobody answers."""
-        return self._post("/v2/labels", {"labels": list(items)})
+    def labels(self, endpoint: str, items: Sequence[Mapping[str, Json]]) -> Reply:
+        """Report outcomes of an endpoint's answers. Raises `ServerUnusable` when nobody answers."""
+        return self._post("/v2/labels", {"endpoint": endpoint, "labels": list(items)})
 
     def close(self) -> None:
         """Close the connection."""

@@ -50,7 +50,7 @@ class Disturbance:
 
 @dataclass
 class FeedCount:
-    """What a feed did: last answers by HTTP status, requests sent twice, degraded and refused codes, reports by result."""
+    """What a feed did: last answers by HTTP status, requests sent twice, degraded and refused codes, label results."""
 
     answers: Counter[int] = field(default_factory=Counter[int])
     degraded: Counter[str] = field(default_factory=Counter[str])
@@ -166,9 +166,7 @@ class Feed:
                 }
             )
         for first in range(0, len(due), _LABELS_AT_ONCE):
-            reply = self.client.labels(
-                [{"endpoint": self.pipeline.name, **d} for d in due[first : first + _LABELS_AT_ONCE]]
-            )
+            reply = self.client.labels(self.pipeline.name, due[first : first + _LABELS_AT_ONCE])
             results: list[dict[str, Any]] = reply.body.get("results", [])
             self.count.labels.update(str(r.get("status")) for r in results)
             if reply.status != 200:
