@@ -22,6 +22,9 @@ _WEEK_US = int(timedelta(days=7).total_seconds()) * 1_000_000
 # Opening, launching, following and promoting take a tick each; more would be a loop.
 _MOST_TICKS = 8
 
+# Dagster tells every step of every week on the console otherwise; the page has them all the same.
+_QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
 Tell = Callable[[str], None]
 
 
@@ -70,7 +73,9 @@ class Loop:
         return set(definition.get_partition_keys())
 
     def _materialize(self, week: str) -> None:
-        result = self._weeks.execute_in_process(instance=self._instance, partition_key=week, raise_on_error=False)
+        result = self._weeks.execute_in_process(
+            run_config=_QUIET, instance=self._instance, partition_key=week, raise_on_error=False
+        )
         if not result.success:
             raise WeekNotClosed(f"the Dagster run {result.run_id} of week {week} failed; see it in the UI")
 
@@ -96,7 +101,11 @@ class Loop:
         if self._models is None:
             self._models = model_job(self._pipeline.name)
         result = self._models.execute_in_process(
-            instance=self._instance, partition_key=as_of, tags=tags or {}, raise_on_error=False
+            run_config=_QUIET,
+            instance=self._instance,
+            partition_key=as_of,
+            tags=tags or {},
+            raise_on_error=False,
         )
         return result.success
 
