@@ -61,10 +61,14 @@ def make_feed(
     """A feed that ships what was answered at each day's end, closes each week, and tells how it goes."""
     from headway.serving.ship import ship
 
-    def on_day(moment: int) -> None:
+    def ship_now() -> None:
         ship(services, {pipeline.name: pipeline}.get, settings.serving_folder)
+
+    def on_day(moment: int) -> None:
+        ship_now()
         tell(feed_line(feed.count.requests, sum(feed.count.labels.values()), utc_text(moment)))
 
+    ship_now()
     feed = Feed(
         settings=settings,
         services=services,

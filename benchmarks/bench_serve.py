@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,10 @@ import numpy as np
 from benchmarks.http_load import Load, closed_loop, cpu_seconds, open_loop, request_bytes
 from headway.cli.ui import free_port
 from headway.features.online import online_store_for
+from headway.features.online.scopes import entity_of, scopes_of
+from headway.features.online.store import StoreKey
 from headway.features.online.sync import sync_online
+from headway.features.plan import compile_plan
 from headway.home import Settings, load_settings
 from headway.loading import Pipeline, load_pipeline
 from headway.replay.client import tensors
@@ -33,6 +39,8 @@ from headway.services import Services, open_services
 from headway.world import move_clock, replayed_time
 
 PIPELINE = "flight_delay"
+_ENTITIES = 10
+_READS = 2_000
 _ECHO = """
 import uvicorn
 
@@ -89,7 +97,7 @@ def main() -> int:
         with _echo(Path(folder), bodies) as echo, _headway(settings, Path(folder), bodies) as headway:
             _print_costs(_measure([echo, headway], arguments), arguments)
             _print_latency(headway, arguments)
-        _print_reads(settings, pipeline, events, arguments)
+        _print_reads(settings, pipeline, events)
     return 0
 
 
@@ -138,8 +146,6 @@ def _headway(settings: Settings, folder: Path, bodies: Sequence[bytes]) -> Itera
 
 @contextmanager
 def _process(command: Sequence[str], log: Path, environ: dict[str, str]) -> Iterator[int]:
-    import os
-
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environ})
         try:
@@ -153,9 +159,6 @@ def _process(command: Sequence[str], log: Path, environ: dict[str, str]) -> Iter
 
 
 def _wait(port: int, pid: int, path: str = "/") -> None:
-    import urllib.error
-    import urllib.request
-
     give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         try:
@@ -199,6 +202,32 @@ def _print_latency(server: Server, arguments: argparse.Namespace) -> None:
     load: Load = open_loop(server.port, server.requests, peak / 2, arguments.seconds, 64)
     print(f"\nopen loop at {peak / 2:.0f} requests/s, half of the peak of {peak:.0f}, for {arguments.seconds:.0f} s")
     print(f"p50 {load.quantile(0.5):.2f} ms, p99 {load.quantile(0.99):.2f} ms, {load.failed} failed")
+
+
+def _print_reads(settings: Settings, pipeline: Pipeline, events: Sequence[Asked]) -> None:
+    """One round trip for ten aircraft: rows that the reader holds are asked for changes only, others are read whole."""
+    scopes = [s for s in scopes_of(compile_plan(pipeline)).all if s.keys == ("tailnum",) and s.source == "flights"]
+    tails = list(dict.fromkeys(str(e.request["tailnum"]) for e in events if e.request.get("tailnum")))[:_ENTITIES]
+    entities = [(scopes[0].scope_id, entity_of({"tailnum": tail}, ("tailnum",))) for tail in tails]
+    with closing(online_store_for(settings)) as online:
+        state = online.states(settings.tenant, pipeline.name)[0]
+        key = StoreKey(settings.tenant, pipeline.name, state.feature_set_version)
+        seen = online.read(key, (0, 0), entities, [])
+        known = (seen.sequence, seen.rows_sequence)
+        rows = sum(len(found) for found in seen.rows.values())
+        held = _median_us(lambda: online.read(key, known, [], entities))
+        whole = _median_us(lambda: online.read(key, known, entities, []))
+    print(f"\nonline read of {len(entities)} entities in one round trip, p50 of {_READS}")
+    print(f"held by the reader: {held:.0f} us; read whole ({rows} rows): {whole:.0f} us; goal <= 100 us")
+
+
+def _median_us(work: Callable[[], object]) -> float:
+    times: list[float] = []
+    for _ in range(_READS):
+        started = time.perf_counter()
+        work()
+        times.append(1e6 * (time.perf_counter() - started))
+    return float(np.median(times))
 
 
 if __name__ == "__main__":

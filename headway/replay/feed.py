@@ -110,19 +110,30 @@ class Feed:
         return self.count
 
     def _events(self, start: int, until: int) -> list[Asked]:
-        """What is to be asked, last first; what is still to be reported of earlier events waits in a heap."""
+        """What is to be asked, last first; what is still to be reported of earlier answers waits in a heap."""
         monitoring = self.pipeline.spec.monitoring
         back = duration_us(monitoring.labels.expected_within) if monitoring is not None else 7 * _DAY
+        answered = self._answered(start - back, start)
         asked: list[Asked] = []
         for partition in partitions_between(self.pipeline.spec, start - back, until):
             for event in events_of(self.services, self.pipeline, partition, self.per_day, self.delay):
                 if start <= event.at < until:
                     asked.append(event)
-                elif event.at < start and event.outcome is not None and event.outcome.reported_at > start:
+                elif event.caller_id in answered and event.outcome is not None and event.outcome.reported_at > start:
                     self._reports.append((event.outcome.reported_at, event.caller_id, event.outcome))
         asked.sort(key=lambda e: (e.at, e.caller_id), reverse=True)
         heapq.heapify(self._reports)
         return asked
+
+    def _answered(self, start: int, end: int) -> set[str]:
+        """Ids of the events that an earlier feed asked between two instants, as far as they are shipped."""
+        catalog, principal = self.services.catalog, self.services.principal
+        found: set[str] = set()
+        after = ""
+        while page := catalog.predictions(principal, self.pipeline.name, start, end, after=after):
+            found |= {p.caller_id for p in page if p.caller_id is not None}
+            after = page[-1].prediction_id
+        return found
 
     def _disturb(self, start: int, end: int) -> None:
         for disturbance in self.disturbances:

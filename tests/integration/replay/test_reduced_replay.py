@@ -83,6 +83,9 @@ def test_every_event_is_asked_once_and_a_replay_goes_on_where_it_stopped(bench: 
     assert once.answers == {200: len(events)}
     assert first.requests + second.requests == len(events)
     assert first.requests > 0 < second.requests
+    for fed in (whole, parted):
+        with opened(fed) as services:
+            assert services.catalog.label_inbox(services.principal, ENDPOINT) == []
     assert closed == [WEEK]
     assert replayed_time(load_settings({"HEADWAY_HOME": str(whole.home)}).clock_file) == END
 
