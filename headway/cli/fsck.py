@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Check the catalog's invariants by name, the store against the catalog's rows, and the signatures of promotions.
+    """Check the catalog's invariants by name, the store against the catalog's rows, and the signatures of moves.
 
     Exits 1 when an invariant does not hold.
     """
@@ -29,7 +29,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     settings: Settings = ctx.obj
     with open_services(settings) as services:
         findings = check(services.catalog, services.principal, services.store)
-        findings.append(_signed_promotions(services, KeyRing(settings.keys_folder)))
+        findings.append(_signed_moves(services, KeyRing(settings.keys_folder)))
     if as_json:
         rows = [{"invariant": f.invariant, "name": f.name, "ok": f.ok, "detail": f.detail} for f in findings]
         click.echo(json.dumps({"findings": rows}, indent=2))
@@ -44,17 +44,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
     ctx.exit(1 if broken else 0)
 
 
-def _signed_promotions(services: Services, keyring: KeyRing) -> Finding:
+def _signed_moves(services: Services, keyring: KeyRing) -> Finding:
     from headway.catalog.invariants import Finding, finding
-    from headway.registry.audit import audit_promotions
+    from headway.registry.audit import audit_moves
     from headway.registry.keys import KeysRefused
 
-    invariant, name = "I4", "promotions are signed"
+    invariant, name = "I4", "promotions and rollbacks are signed"
     try:
         trust = keyring.trust()
     except KeysRefused as error:
         return Finding(invariant, name, False, error.message)
-    promotions = audit_promotions(services, trust)
-    broken = [f"{f.subject}: {f.problem}" for f in promotions if f.problem]
-    said = f"each of {len(promotions)} verifies for its endpoint and epoch, and so do the gate statements below it"
-    return finding(invariant, name, broken, said if promotions else "nothing was ever promoted")
+    moves = audit_moves(services, trust)
+    broken = [f"{f.subject}: {f.problem}" for f in moves if f.problem]
+    said = f"each of {len(moves)} verifies for its endpoint and epoch, and so do the gate statements below it"
+    return finding(invariant, name, broken, said if moves else "nothing was ever promoted")

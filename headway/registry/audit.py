@@ -1,9 +1,9 @@
-"""Looks back at promotions and verdicts: was each signed, for its endpoint and epoch, by a key that still counts?
+"""Looks back at promotions, rollbacks and verdicts: was each signed, for its place, by a key that still counts?
 
-The catalog checks the structure of a promotion (invariant I4); signatures are checked here, with public keys.
+The catalog checks the structure of a move (invariant I4); signatures are checked here, with public keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headway.artifacts.errors import StoreError
 from headway.catalog.errors import UnknownModel
@@ -11,23 +11,30 @@ from headway.catalog.registry_facts import Attestation, EndpointEvent, ModelVers
 from headway.registry.dossier import Finding, newest_results
 from headway.registry.dsse import SignatureRefused
 from headway.registry.keys import Trust
-from headway.registry.statements import GATE_VERDICT, Signed, open_promotion, open_statement
+from headway.registry.statements import (
+    GATE_VERDICT,
+    ROLLBACK,
+    Signed,
+    find_rollback,
+    open_promotion,
+    open_statement,
+)
 from headway.services import Services
 
 
-def audit_promotions(services: Services, trust: Trust) -> list[Finding]:
-    """Return one finding per promotion of every endpoint, in order; `problem` is "" where all its signatures verify.
+def audit_moves(services: Services, trust: Trust) -> list[Finding]:
+    """Return one finding per move of every endpoint, in order; `problem` is "" where all its signatures verify.
 
-    A key that was revoked since answers for nothing: what it promoted is a problem, most of all while it serves. A
-    signed verdict without a recorded result is a problem of its version.
+    A key that was revoked since answers for nothing: what it promoted or returned to is a problem, most of all while it
+    serves. A signed verdict without a recorded result is a problem of its version.
     """
     found: list[Finding] = []
     for endpoint in services.catalog.endpoints(services.principal):
         for event in services.catalog.endpoint_events(services.principal, endpoint.endpoint_id):
-            if event.operation == "promote":
-                problems = [f"{f.subject}: {f.problem}" for f in check_promotion(services, trust, event) if f.problem]
-                name = f"{endpoint.endpoint_id} epoch {event.epoch}: {endpoint.model_id}@{event.row.stable}"
-                found.append(Finding(name, "; ".join(problems)))
+            look, how = (check_promotion, "") if event.operation == "promote" else (check_rollback, " (rollback)")
+            problems = [f"{f.subject}: {f.problem}" for f in look(services, trust, event) if f.problem]
+            name = f"{endpoint.endpoint_id} epoch {event.epoch}: {endpoint.model_id}@{event.row.stable}{how}"
+            found.append(Finding(name, "; ".join(problems)))
     for version in services.catalog.model_versions(services.principal):
         for attestation in unrecorded_verdicts(services, version):
             name = f"{version.model_id}@{version.version}: gate statement {attestation.statement_digest}"
@@ -64,6 +71,18 @@ def check_promotion(services: Services, trust: Trust, event: EndpointEvent) -> l
     ]
 
 
+def check_rollback(services: Services, trust: Trust, event: EndpointEvent) -> list[Finding]:
+    """Return one finding for the statement of a rollback; the promotion that it returned to is a move of its own."""
+    if event.row.stable is None:
+        return [Finding("rollback", "it returned to no version")]
+    try:
+        version = services.catalog.model_version(services.principal, event.row.model_id, event.row.stable)
+    except UnknownModel as error:
+        return [Finding("rollback", error.message)]
+    envelopes, lost = _envelopes(services, version, ROLLBACK)
+    return [*lost, Finding("rollback", _rollback(envelopes.values(), trust, version, event))]
+
+
 def check_verdicts(services: Services, trust: Trust, version: ModelVersion) -> list[Finding]:
     """Return one finding per gate that judged a version: whether its newest recorded verdict is a signed one."""
     envelopes, lost = _envelopes(services, version)
@@ -84,6 +103,14 @@ def _promotion(
     return ""
 
 
+def _rollback(signed: Iterable[Signed], trust: Trust, version: ModelVersion, event: EndpointEvent) -> str:
+    try:
+        find_rollback(signed, trust, version.manifest_digest, event.endpoint_id, event.epoch, version.version)
+    except SignatureRefused as error:
+        return error.message
+    return ""
+
+
 def _gate(signed: Signed | None, trust: Trust, version: ModelVersion, gate: str, verdict: str) -> str:
     if signed is None:
         return "its verdict is unsigned"
@@ -96,10 +123,15 @@ def _gate(signed: Signed | None, trust: Trust, version: ModelVersion, gate: str,
     return "" if said == wanted else f"its statement says {said}"
 
 
-def _envelopes(services: Services, version: ModelVersion) -> tuple[Mapping[str, Signed], list[Finding]]:
+def _envelopes(
+    services: Services, version: ModelVersion, kind: str | None = None
+) -> tuple[Mapping[str, Signed], list[Finding]]:
+    """The readable envelopes about a version (of one kind) by statement digest, and findings of what is lost."""
     found: dict[str, Signed] = {}
     lost: list[Finding] = []
     for attestation in services.catalog.attestations(services.principal, version.manifest_digest):
+        if kind not in (None, attestation.predicate_type):
+            continue
         try:
             data = services.store.get_bytes(attestation.envelope_digest)
         except StoreError as error:

@@ -11,7 +11,7 @@ from headway.registry.dossier import promotion_event, stored_files
 from headway.registry.dsse import SignatureRefused
 from headway.registry.evidence import collect_evidence
 from headway.registry.keys import KeyRing, Trust
-from headway.registry.statements import PROMOTION, ROLLBACK, Signed, open_promotion, open_rollback, record, sign_now
+from headway.registry.statements import PROMOTION, ROLLBACK, Signed, find_rollback, open_promotion, record, sign_now
 from headway.services import Services
 
 
@@ -209,23 +209,20 @@ def prove_served(services: Services, trust: Trust, endpoint: Endpoint) -> Served
 
 
 def _verify_rollback(services: Services, trust: Trust, event: EndpointEvent, version: ModelVersion) -> Signed:
-    """The statement of a rollback; one that was signed and then overtaken by another move verifies for none."""
     name, served = event.endpoint_id, f"{version.model_id}@{version.version}"
-    problem = "it is unsigned"
-    for attestation in services.catalog.attestations(services.principal, version.manifest_digest):
-        if attestation.predicate_type == ROLLBACK:
-            # Attested before the move that it is about, so the move's time is no earlier.
-            signed = Signed(services.store.get_bytes(attestation.envelope_digest), attestation.created_at)
-            try:
-                open_rollback(signed, trust, version.manifest_digest, name, event.epoch, version.version)
-            except SignatureRefused as error:
-                problem = error.message
-            else:
-                return signed
-    raise NotPromoted(
-        f"endpoint {name!r} returned to {served} at epoch {event.epoch}, and {problem}",
-        f"promote it anew: headway promote {served} --endpoint {name}",
+    # Attested before the move that it is about, so the move's time is no earlier.
+    signed = (
+        Signed(services.store.get_bytes(a.envelope_digest), a.created_at)
+        for a in services.catalog.attestations(services.principal, version.manifest_digest)
+        if a.predicate_type == ROLLBACK
     )
+    try:
+        return find_rollback(signed, trust, version.manifest_digest, name, event.epoch, version.version)
+    except SignatureRefused as error:
+        raise NotPromoted(
+            f"endpoint {name!r} returned to {served} at epoch {event.epoch}, and {error.message}",
+            f"promote it anew: headway promote {served} --endpoint {name}",
+        ) from error
 
 
 def _verify_promotion(

@@ -2,10 +2,10 @@
 
 Each carries `signed_at`, microseconds UTC. Codes with which a statement that verifies is refused for what it says:
 `no_time`, `from_the_future`, `wrong_version`, `wrong_gate`, `wrong_policy`, `wrong_contract`, `wrong_endpoint`,
-`wrong_epoch`, `wrong_evidence`.
+`wrong_epoch`, `wrong_evidence`; `unsigned` where there is no statement at all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headway.artifacts.digests import Json
@@ -155,6 +155,27 @@ def open_rollback(
     )
     _require(found, expected)
     return found
+
+
+def find_rollback(
+    signed: Iterable[Signed], trust: Trust, manifest_digest: str, endpoint_id: str, epoch: int, version: int
+) -> Signed:
+    """Return the one of a version's signed rollbacks that is about this endpoint and epoch.
+
+    There may be others: of earlier epochs, and one that was signed and then overtaken by another move.
+
+    Raises:
+        SignatureRefused: none verifies; `unsigned` when there is none at all, else the reason of the last one.
+    """
+    refused = SignatureRefused("unsigned", "there is none")
+    for candidate in signed:
+        try:
+            open_rollback(candidate, trust, manifest_digest, endpoint_id, epoch, version)
+        except SignatureRefused as error:
+            refused = error
+        else:
+            return candidate
+    raise refused
 
 
 def signed_at(found: Statement) -> int:

@@ -32,7 +32,7 @@ from headway.features.inputs import PinnedInputs, PinnedVersion
 from headway.features.plan import Cells, FeaturePlan, compile_plan
 from headway.features.snapshot import SnapshotBuilder
 from headway.loading import Pipeline
-from headway.registry.audit import check_promotion, check_verdicts
+from headway.registry.audit import check_promotion, check_rollback, check_verdicts
 from headway.registry.dossier import newest_results, promotion_event
 from headway.registry.keys import Trust
 from headway.services import Services
@@ -167,7 +167,7 @@ def explain(
     version = catalog.model_version(principal, prediction.model_id, prediction.model_version)
     run = catalog.run(principal, version.run_id)
     event = _event(walk, prediction)
-    _check_promotion(walk, trust, prediction, version)
+    _check_moves(walk, trust, prediction, version, event)
     _check_artifact(walk, version, run)
     detail = _detail(walk, prediction, version)
     group, index = _group_of(detail, prediction)
@@ -209,14 +209,19 @@ def _event(walk: Walk, prediction: Prediction) -> EndpointEvent | None:
     return found
 
 
-def _check_promotion(walk: Walk, trust: Trust, prediction: Prediction, version: ModelVersion) -> None:
-    """The signature of the promotion that had put the version on the endpoint, and of each verdict below it."""
+def _check_moves(
+    walk: Walk, trust: Trust, prediction: Prediction, version: ModelVersion, served: EndpointEvent | None
+) -> None:
+    """The signatures of the version's promotion, of each verdict below it, and of a rollback that returned to it."""
     name = f"{version.model_id}@{version.version}"
     event = promotion_event(walk.services, prediction.endpoint_id, version.version, prediction.endpoint_epoch)
     if event is None:
         walk.report(f"endpoint {prediction.endpoint_id}", f"{name} was never promoted to it")
         return
-    for finding in check_promotion(walk.services, trust, event):
+    findings = check_promotion(walk.services, trust, event)
+    if served is not None and served.operation == "rollback" and served.row.stable == version.version:
+        findings += check_rollback(walk.services, trust, served)
+    for finding in findings:
         if finding.problem:
             walk.report(f"{finding.subject} of {name}", finding.problem)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from headway.errors import HeadwayError
 from headway.processes import die_with_parent
 
 _LINES = 15
-# What a computation needs of our environment. Nothing else passes: model code must not see what may be secret.
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
@@ -46,7 +45,7 @@ def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline
         done = subprocess.run(
             command,
             cwd=code_root,
-            env=_environment(os.environ, code_root, threads),
+            env=trainer_environment(threads) | {"PYTHONPATH": str(code_root)},
             capture_output=True,
             text=True,
             timeout=deadline_s,
@@ -60,7 +59,7 @@ def run_trainer(module: str, arguments: Sequence[str], code_root: Path, deadline
     return done.stdout
 
 
-def _environment(environ: Mapping[str, str], code_root: Path, threads: int) -> dict[str, str]:
-    passed = {name: environ[name] for name in _PASSED if name in environ}
-    own = {"PYTHONPATH": str(code_root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": str(threads)}
-    return {**passed, **own}
+def trainer_environment(threads: int = 1) -> dict[str, str]:
+    """What a process of the trainer gets of our environment: nothing else, as model code must not see our secrets."""
+    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    return passed | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": str(threads)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import signal
 import socket
 import struct
@@ -19,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.errors import HeadwayError
+from headway.training.trainer_process import trainer_environment
 
 # A first import of torch takes many seconds on a busy machine.
 HELLO_SECONDS = 120.0
@@ -27,8 +27,6 @@ SCORE_SECONDS = 60.0
 _PROTOCOL = 1
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME = 64 * 1024 * 1024
-# What a computation needs of our environment. Nothing else passes: model code must not see what may be secret.
-_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 class ChildLost(HeadwayError):
@@ -57,14 +55,12 @@ class ScoringChild:
         ours, theirs = socket.socketpair()
         # Run as a file: its own folder must not be searched for another trainer than the one that is named later.
         command = [sys.executable, "-P", str(_script()), "--socket", str(theirs.fileno())]
-        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
-        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=environment,
+                env=trainer_environment(),
                 pass_fds=[theirs.fileno()],
             )
         self._wire = ours

@@ -8,7 +8,7 @@ from support.catalog_facts import ALICE
 from support.registry_bench import MODEL, Bench, open_bench
 
 from headway.catalog.registry_facts import GateResultFacts, ModelVersion, PromotionEvidence
-from headway.registry.audit import audit_promotions, check_verdicts
+from headway.registry.audit import audit_moves, check_verdicts
 from headway.registry.dossier import newest_results
 from headway.registry.policy import GATES
 from headway.registry.promote import promote, rollback
@@ -36,14 +36,42 @@ def test_promotions_hold_also_after_others_and_a_rollback_and_a_rotation(bench: 
     bench.keyring.rotate("promoter")
     _served(bench, 2)
     rollback(bench.services, bench.keyring, MODEL, "back")
-    found = audit_promotions(bench.services, bench.keyring.trust())
-    assert [(f.subject, f.problem) for f in found] == [("delay epoch 1: delay@1", ""), ("delay epoch 2: delay@2", "")]
+    found = audit_moves(bench.services, bench.keyring.trust())
+    moves = ["delay epoch 1: delay@1", "delay epoch 2: delay@2", "delay epoch 3: delay@1 (rollback)"]
+    assert [(f.subject, f.problem) for f in found] == [(move, "") for move in moves]
+
+
+def test_a_rollback_that_nobody_signed_or_whose_key_was_revoked_is_found(bench: Bench) -> None:
+    _served(bench, 1)
+    _served(bench, 2)
+    bench.services.catalog.rollback(ALICE, None, MODEL, expected_epoch=2, reason="by the catalog alone")
+    *promotions, back = audit_moves(bench.services, bench.keyring.trust())
+    assert {f.problem for f in promotions} == {""}
+    assert (back.subject, "unsigned" in back.problem) == ("delay epoch 3: delay@1 (rollback)", True)
+    bench.clock.now += 1_000
+    bench.keyring.rotate("promoter")
+    rollback(bench.services, bench.keyring, MODEL, "forward again")
+    assert audit_moves(bench.services, bench.keyring.trust())[-1].problem == ""
+    bench.keyring.revoke(bench.keyring.private_key("promoter").public.key_id)
+    assert "key_revoked" in audit_moves(bench.services, bench.keyring.trust())[-1].problem
+
+
+def test_a_rollback_that_was_signed_for_another_epoch_is_found(bench: Bench) -> None:
+    _served(bench, 1)
+    _served(bench, 2)
+    rollback(bench.services, bench.keyring, MODEL, "back")
+    bench.services.catalog.rollback(ALICE, None, MODEL, expected_epoch=3, reason="forward")
+    bench.services.catalog.rollback(ALICE, None, MODEL, expected_epoch=4, reason="back again")
+    found = [f.problem for f in audit_moves(bench.services, bench.keyring.trust())[2:]]
+    assert found[0] == ""
+    assert "unsigned" in found[1]
+    assert "wrong_epoch" in found[2]
 
 
 def test_a_revoked_key_takes_its_promotions_with_it(bench: Bench) -> None:
     _served(bench)
     bench.keyring.revoke(bench.keyring.private_key("gate").public.key_id)
-    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    (found,) = audit_moves(bench.services, bench.keyring.trust())
     assert found.problem.count("key_revoked") == 8
     assert "promotion:" not in found.problem
 
@@ -52,7 +80,7 @@ def test_a_lost_envelope_is_named(bench: Bench) -> None:
     version = _served(bench)
     lost = next(a for a in bench.services.catalog.attestations(ALICE, version.manifest_digest) if a.role == "promoter")
     bench.services.store.erase(lost.envelope_digest)
-    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    (found,) = audit_moves(bench.services, bench.keyring.trust())
     assert "promotion: it is unsigned" in found.problem
     assert lost.envelope_digest in found.problem
 
@@ -68,7 +96,7 @@ def test_a_move_that_only_the_catalog_believed_is_found(bench: Bench) -> None:
     bench.services.catalog.promote_immediate(
         ALICE, None, MODEL, MODEL, version.version, expected_epoch=0, evidence=evidence
     )
-    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    (found,) = audit_moves(bench.services, bench.keyring.trust())
     assert "wrong_endpoint" in found.problem
 
 
@@ -104,10 +132,10 @@ def test_a_verdict_that_was_signed_and_not_recorded_is_found_and_recorded_by_the
         patch.setattr(bench.services.catalog, "record_gate_result", killed)
         with pytest.raises(_Killed):
             bench.judge(version, {"candidate": 0.2})
-    (found,) = audit_promotions(bench.services, bench.keyring.trust())
+    (found,) = audit_moves(bench.services, bench.keyring.trust())
     assert found.subject.startswith("delay@1: gate statement sha256:")
     assert "not recorded" in found.problem
     bench.judge(version)
-    assert audit_promotions(bench.services, bench.keyring.trust()) == []
+    assert audit_moves(bench.services, bench.keyring.trust()) == []
     results = bench.services.catalog.gate_results(ALICE, MODEL, 1)
     assert [r.verdict for r in results if r.gate == GATES[0]] == ["fail", "pass"]

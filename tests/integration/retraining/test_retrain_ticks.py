@@ -53,7 +53,7 @@ def budget(bench: TrainingBench, period: str = "2026-05") -> tuple[int, int]:
 def sound(bench: TrainingBench) -> None:
     """Every invariant holds but the two that miss the bytes of the written version and of its statements."""
     findings = json.loads(bench.run("fsck", "--json").stdout)["findings"]
-    assert {f["name"] for f in findings if not f["ok"]} == {"stored bytes", "promotions are signed"}
+    assert {f["name"] for f in findings if not f["ok"]} == {"stored bytes", "promotions and rollbacks are signed"}
 
 
 def test_drift_opens_one_request_and_asks_under_one_key(bench: TrainingBench) -> None:

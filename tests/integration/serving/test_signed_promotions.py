@@ -153,7 +153,7 @@ def test_after_a_rollback_the_old_promotion_answers_and_explains(served: Served,
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["endpoint_event"]["operation"] == "rollback"
     fsck = _signed_finding(bench)
-    assert (fsck["ok"], "each of 2" in fsck["detail"]) == (True, True)
+    assert (fsck["ok"], "each of 3" in fsck["detail"]) == (True, True)
 
 
 def _fake_verdict(bench: Workbench) -> None:
@@ -211,7 +211,7 @@ def test_a_lost_statement_fails_the_explanation_by_its_digest(served: Served, tm
 
 def _signed_finding(bench: Workbench) -> dict[str, Any]:
     findings = json.loads(bench.run("fsck", "--json").stdout)["findings"]
-    (found,) = [f for f in findings if f["name"] == "promotions are signed"]
+    (found,) = [f for f in findings if f["name"] == "promotions and rollbacks are signed"]
     assert set(found) == {"invariant", "name", "ok", "detail"}
     assert found["invariant"] == "I4"
     return found
@@ -230,13 +230,13 @@ def test_fsck_checks_the_signatures_of_promotions(served: Served, tmp_path: Path
     (bench.home / "keys" / "public.json").write_text("{}")
     told = bench.run("fsck")
     assert told.exit_code == 1
-    assert "BROKEN  I4    promotions are signed  public keys: expected an object" in told.output
+    assert "BROKEN  I4    promotions and rollbacks are signed  public keys: expected an object" in told.output
 
 
 def test_fsck_of_a_home_without_keys_and_promotions_is_in_order(tmp_path: Path) -> None:
     told = CliRunner().invoke(main, ["fsck"], env={"HEADWAY_HOME": str(tmp_path)})
     assert told.exit_code == 0, told.output
-    assert "ok      I4    promotions are signed  nothing was ever promoted" in told.output
+    assert "ok      I4    promotions and rollbacks are signed  nothing was ever promoted" in told.output
     assert not (tmp_path / "keys").exists()
 
 
