@@ -32,10 +32,10 @@ from headway.features.online.sync import sync_online
 from headway.features.plan import compile_plan
 from headway.home import Settings, load_settings
 from headway.loading import Pipeline, load_pipeline
-from headway.replay.client import tensors
 from headway.replay.events import Asked, events_of, partitions_between
 from headway.replay.home import copy_home
 from headway.services import Services, open_services
+from headway.serving.http.v2 import request_body
 from headway.world import move_clock, replayed_time
 
 PIPELINE = "flight_delay"
@@ -119,7 +119,7 @@ def _events(services: Services, pipeline: Pipeline, now: int, most: int) -> list
 
 
 def _body(pipeline: Pipeline, event: Asked) -> bytes:
-    return json.dumps({"id": event.caller_id, "inputs": tensors(pipeline.spec, event.request)}).encode()
+    return json.dumps({"id": event.caller_id} | request_body(pipeline.spec, event.request)).encode()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -79,7 +78,6 @@ def command(
         online = online_store_for(settings)
         if services is not None and not no_sync:
             _sync(services, list(pipelines.values()), online)
-        _warm(settings, services, list(pipelines.values()))
         limits = Limits()
         engine = LiveEngine(settings, pipelines, online, name=name, endpoints=endpoints or None)
         app = create_app(engine, partial(late.accept, pipelines), limits, ServeMetrics(engine))
@@ -189,34 +187,14 @@ def _sync(services: Services, pipelines: Sequence[Pipeline], online: OnlineStore
         click.echo(f"  {report.rows_written:,} rows written, {report.seconds:.1f} s{told}")
 
 
-def _warm(settings: Settings, services: Services | None, pipelines: Sequence[Pipeline]) -> None:
-    """Compute features once, unrecorded: what is compiled and imported at a first use takes longer than a deadline."""
-    from headway.features.online import online_store_for
-    from headway.features.online.answer import OnlineFeatures
-    from headway.serving.http.logs import log
-    from headway.serving.http.page import is_asked_now
-    from headway.serving.http.v2 import read_rows
-    from headway.world import world_clock
-
-    now = world_clock(settings.clock_file)()
-    for pipeline in pipelines:
-        if not is_asked_now(pipeline.spec, now):
-            continue
-        try:
-            rows = read_rows(_request(services, pipeline, now), memoryview(b""), pipeline.spec)
-            with closing(online_store_for(settings)) as online:
-                OnlineFeatures(pipeline, online, settings.tenant).compute(rows, now)
-        except HeadwayError as error:
-            log("not_warm", pipeline=pipeline.name, kind=type(error).__name__)
-
-
 def _started(
     settings: Settings, engine: Engine, services: Services | None, pipelines: dict[str, Pipeline], url: str
 ) -> None:
     """Say what is served, by which clock, where, and how to ask."""
     from headway.catalog.clock import utc_text
-    from headway.serving.http.page import curl, is_asked_now, not_now
+    from headway.serving.http.page import curl, not_now
     from headway.serving.live.types import NotReady
+    from headway.serving.requests import is_asked_at
     from headway.world import replayed_time
 
     now = engine.now()
@@ -234,7 +212,7 @@ def _started(
         degraded = f"  degraded: {', '.join(served.degraded)}" if served.degraded else ""
         what = f"{model} version {served.version}  epoch {served.endpoint_epoch}  {served.artifact_digest}"
         click.echo(f"{what}{degraded}")
-        if is_asked_now(served.spec, now):
+        if is_asked_at(served.spec, now):
             lines.append(curl(url, model, _request(services, pipelines[served.spec.name], now)))
         else:
             click.echo(f"  {not_now(served.spec, now)}; `headway demo clock --to DATE` sets another time")
@@ -245,11 +223,11 @@ def _started(
 
 def _request(services: Services | None, pipeline: Pipeline, now: int) -> dict[str, object]:
     """The newest recorded event that can be asked for now; made-up values where none is recorded."""
-    from headway.replay.client import tensors
     from headway.replay.events import NotReplayable, events_of, partitions_between
-    from headway.serving.http.page import example_request
+    from headway.serving.http.page import example_body
+    from headway.serving.http.v2 import request_body
 
-    made_up = example_request(pipeline.spec, now)
+    made_up = example_body(pipeline.spec, now)
     if services is None:
         return made_up
     try:
@@ -259,4 +237,4 @@ def _request(services: Services | None, pipeline: Pipeline, now: int) -> dict[st
         return made_up
     recent = [e for e in events if now - _RECENT <= e.at <= now]
     newest = max(recent, key=lambda e: (e.at, e.caller_id), default=None)
-    return made_up if newest is None else {"inputs": tensors(pipeline.spec, newest.request)}
+    return made_up if newest is None else request_body(pipeline.spec, newest.request)

@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.home import Settings
-from headway.serving.requests import serving_of
+from headway.serving.http.v2 import request_body
 from trainer.blobs import Json
 
-_DATATYPES = {"int64": "INT64", "float64": "FP64", "bool": "BOOL"}
 _READY_SECONDS = 180.0
 _STOP_SECONDS = 30.0
 
@@ -56,7 +55,7 @@ class ServingClient:
 
     def infer(self, spec: PipelineSpec, model: str, caller_id: str, request: Mapping[str, Json]) -> Reply:
         """Ask for one row. Raises `ServerUnusable` when nobody answers."""
-        return self._post(f"/v2/models/{model}/infer", {"id": caller_id, "inputs": tensors(spec, request)})
+        return self._post(f"/v2/models/{model}/infer", {"id": caller_id} | request_body(spec, request))
 
     def labels(self, endpoint: str, items: Sequence[Mapping[str, Json]]) -> Reply:
         """Report outcomes of an endpoint's answers. Raises `ServerUnusable` when nobody answers."""
@@ -79,16 +78,6 @@ class ServingClient:
                 if attempt == 2:
                     raise ServerUnusable(f"the server does not answer {path}: {error}", "look at its log") from error
         raise AssertionError
-
-
-def tensors(spec: PipelineSpec, request: Mapping[str, Json]) -> list[Json]:
-    """One tensor of shape [1] per field that the request fills."""
-    declared = serving_of(spec).request
-    return [
-        {"name": n, "shape": [1], "datatype": _DATATYPES.get(declared[n].type, "BYTES"), "data": [value]}
-        for n, value in request.items()
-        if value is not None
-    ]
 
 
 @contextmanager

@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headway.datasets.arrow import compute as pc
+from headway.datasets.partitions import PartitionScheme
 from headway.datasets.text import ARROW_TYPES
-from headway.datasets.zones import instant
-from headway.declaration import ColumnType, PipelineSpec, RequestColumn, ServingSpec
+from headway.datasets.zones import instant, iso
+from headway.declaration import ColumnType, PipelineSpec, RequestColumn, ServingSpec, duration_us
 from headway.errors import HeadwayError
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -32,6 +33,7 @@ MAX_UNPACKED = 512 * 1024 * 1024
 MAX_TEXT = 1_000
 
 _LISTED = 10
+_EXAMPLES: dict[str, Any] = {"string": "A", "int64": 1, "float64": 0.5, "bool": True, "date": "2013-01-31"}
 _TIMESTAMP = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})"
 )
@@ -92,6 +94,25 @@ def serving_of(spec: PipelineSpec) -> ServingSpec:
     if spec.serving is None:
         raise NotServed(f"pipeline {spec.name!r} declares no `serving`", "declare what a request holds, in defs.yaml")
     return spec.serving
+
+
+def is_asked_at(spec: PipelineSpec, now: int) -> bool:
+    """Whether the pipeline's calendar, which has an end where data is recorded, holds a time of the world."""
+    declared = spec.sources[spec.label.source].partition
+    return declared is None or bool(PartitionScheme.from_spec(declared).keys_between(now, now))
+
+
+def example_request(spec: PipelineSpec, now: int) -> dict[str, Any]:
+    """A request, as JSON values, that is well-formed and asked for at a time of the world; its values are made up."""
+    serving = serving_of(spec)
+    asked = iso(now - now % 60_000_000 + duration_us(serving.before))
+    return {n: asked if f.type == "timestamp" else _EXAMPLES[f.type] for n, f in serving.request.items()}
+
+
+def example_rows(spec: PipelineSpec, now: int) -> pa.Table:
+    """`example_request` as `read_requests` gives it."""
+    example, fields = example_request(spec, now), serving_of(spec).request
+    return pa.table({n: pa.array([parse_value(f.type, example[n])], ARROW_TYPES[f.type]) for n, f in fields.items()})
 
 
 class ValueRefused(HeadwayError):

@@ -6,7 +6,7 @@ from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Any
 
 from headway.serving.http.faults import MEANINGS
-from headway.serving.http.page import example_request
+from headway.serving.http.page import example_body
 from headway.serving.http.v2 import DATATYPES, MAX_ID, OUTPUT
 from headway.serving.live.types import NotReady
 from headway.serving.requests import serving_of
@@ -89,7 +89,7 @@ def _errors(codes: tuple[int, ...]) -> dict[str, Any]:
 def _infer(engine: Engine, served: list[Served]) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"anyOf": [_request(s) for s in served]} if served else {"type": "object"}}
     if served:
-        content["example"] = example_request(served[0].spec, engine.now())
+        content["example"] = example_body(served[0].spec, engine.now())
     return {
         "summary": "Ask for probabilities, one per row.",
         "parameters": [

@@ -6,18 +6,15 @@ import json
 from html import escape
 from typing import TYPE_CHECKING
 
-from headway.datasets.partitions import PartitionScheme
 from headway.datasets.zones import iso
-from headway.declaration import duration_us
-from headway.serving.http.v2 import DATATYPES
+from headway.serving.http.v2 import request_body
 from headway.serving.live.types import NotReady
-from headway.serving.requests import serving_of
+from headway.serving.requests import example_request, is_asked_at
 
 if TYPE_CHECKING:
     from headway.declaration import PipelineSpec
     from headway.serving.live.types import Engine
 
-_EXAMPLES = {"string": "A", "int64": 1, "float64": 0.5, "bool": True, "date": "2013-01-31"}
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
     "table{border-collapse:collapse}td,th{text-align:left;padding:.2rem 1rem .2rem 0;vertical-align:top}"
@@ -40,21 +37,9 @@ def page(engine: Engine, url: str) -> str:
     return f"{head}<h1>Headway</h1>{''.join(parts)}</html>"
 
 
-def example_request(spec: PipelineSpec, now: int) -> dict[str, object]:
-    """A request that is well-formed and asked for at a time of the world; its values are made up."""
-    serving = serving_of(spec)
-    asked = now - now % 60_000_000 + duration_us(serving.before)
-    inputs: list[dict[str, object]] = []
-    for name, field in serving.request.items():
-        value = iso(asked) if field.type == "timestamp" else _EXAMPLES[field.type]
-        inputs.append({"name": name, "shape": [1], "datatype": DATATYPES[field.type], "data": [value]})
-    return {"inputs": inputs}
-
-
-def is_asked_now(spec: PipelineSpec, now: int) -> bool:
-    """Whether the pipeline's calendar, which has an end where data is recorded, holds a time of the world."""
-    declared = spec.sources[spec.label.source].partition
-    return declared is None or bool(PartitionScheme.from_spec(declared).keys_between(now, now))
+def example_body(spec: PipelineSpec, now: int) -> dict[str, object]:
+    """The body of `example_request`."""
+    return request_body(spec, example_request(spec, now))
 
 
 def not_now(spec: PipelineSpec, now: int) -> str:
@@ -87,10 +72,8 @@ def _model(engine: Engine, name: str, url: str) -> str:
     }
     table = "".join(f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())
     now = engine.now()
-    line = curl(url, name, example_request(served.spec, now))
+    line = curl(url, name, example_body(served.spec, now))
     how = (
-        f"<pre>{escape(line)}</pre>"
-        if is_asked_now(served.spec, now)
-        else f"<p>{escape(not_now(served.spec, now))}</p>"
+        f"<pre>{escape(line)}</pre>" if is_asked_at(served.spec, now) else f"<p>{escape(not_now(served.spec, now))}</p>"
     )
     return f"<h2>{escape(name)}</h2><table>{table}</table>{how}"

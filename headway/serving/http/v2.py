@@ -98,6 +98,17 @@ def read_inference(body: bytes, header_length: str | None, served: Served, limit
     )
 
 
+def request_body(spec: PipelineSpec, request: Mapping[str, Any]) -> dict[str, object]:
+    """The body that asks for one row: a tensor of shape [1] for each field that is not null."""
+    declared = serving_of(spec).request
+    inputs = [
+        {"name": name, "shape": [1], "datatype": DATATYPES[declared[name].type], "data": [value]}
+        for name, value in request.items()
+        if value is not None
+    ]
+    return {"inputs": inputs}
+
+
 def read_rows(document: Mapping[str, Any], tail: memoryview, spec: PipelineSpec) -> pa.Table:
     """The rows of a document's `inputs`, whose binary data is `tail`. Raises as `read_inference`."""
     return _rows(_tensors(document, tail, spec), spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,14 +25,17 @@ from headway.serving.live.types import (
     UnknownModel,
     VersionNotServed,
 )
-from headway.serving.requests import RequestProblem, RequestsRefused
+from headway.serving.requests import RequestProblem, RequestsRefused, example_rows, is_asked_at
 from headway.world import world_clock
 
 if TYPE_CHECKING:
+    from headway.declaration import PipelineSpec
     from headway.features.online.store import OnlineStore
     from headway.home import Settings
     from headway.loading import Pipeline
 
+
+logger = logging.getLogger(__name__)
 
 # A catalog's name, less the number of a row.
 MAX_CALLER_ID = 240
@@ -221,8 +225,10 @@ class LiveEngine:
         assert self._spool is not None
         assert self._following is not None
         following = self._following
+        features = self._features_of(slot.pipeline)
+        _warm(features, slot.pipeline.spec, self.now())
         answerer = Answerer(
-            features=self._features_of(slot.pipeline),
+            features=features,
             spool=self._spool,
             tenant=self._settings.tenant,
             clock=self._clock,
@@ -267,6 +273,16 @@ class LiveEngine:
             if state is not None:
                 found |= {f"{name}/{source}": at for source, at in state.watermarks.items()}
         return found
+
+
+def _warm(features: Features, spec: PipelineSpec, now: int) -> None:
+    """Compute once, unrecorded: what is compiled and imported at a first use takes longer than a deadline."""
+    if not is_asked_at(spec, now):
+        return
+    try:
+        features.compute(example_rows(spec, now), now)
+    except Exception as error:  # noqa: BLE001 - feature functions are a pipeline's own, and may raise anything
+        logger.warning("the features of %s are not warm: %s", spec.name, type(error).__name__)
 
 
 def _check_caller(caller_id: str | None) -> None:

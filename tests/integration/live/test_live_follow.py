@@ -7,18 +7,24 @@ import time
 
 import pyarrow as pa
 import pytest
-from support.live_bench import ENDPOINT, LiveServer, another_version
+from support.live_bench import ENDPOINT, LiveServer, another_version, settings_of
 from support.serving_bench import opened
 from support.serving_model import keys_of
 from support.workbench import Workbench
 
+from headway.features.online.answer import OnlineFeatures
+from headway.features.online.open import online_store_for
+from headway.loading import Pipeline
 from headway.registry.keys import KeyRing
 from headway.registry.promote import NotPromoted, rollback, verify_served
 from headway.registry.statements import ROLLBACK, record, sign_now
+from headway.replay.moments import moment_of
+from headway.serving.live.answering import Computed, Features
 from headway.serving.live.engine import EngineLimits, EngineStarted
 from headway.serving.live.pointer import PointerRefused, gather, read_pointer, verify, write_pointer
 from headway.serving.live.spool import ServerRunning
 from headway.serving.live.types import UnknownModel, VersionNotServed
+from headway.world import move_clock
 from trainer.blobs import Json
 from trainer.spec import parse_run
 
@@ -110,6 +116,40 @@ def test_a_scoring_process_that_dies_is_replaced_and_requests_wait_for_it(
         with pytest.raises(Exception, match=r"model_restarting|deadline passed") as caught:
             server.ask(rows.slice(0, 1), seconds=0.2)
         assert type(caught.value).__name__ in ("NotReady", "DeadlineExceeded")
+
+
+class _Watched:
+    """Features of the store that note what they compute; made-up values make them raise, if they are told to."""
+
+    def __init__(self, features: Features, raises: bool) -> None:
+        self.rows_independent = features.rows_independent
+        self.computed: list[int] = []
+        self._features = features
+        self._raises = raises
+
+    def compute(self, requests: pa.Table, now: int) -> Computed:
+        self.computed.append(requests.num_rows)
+        if self._raises:
+            raise ZeroDivisionError("a custom feature of made-up values")
+        return self._features.compute(requests, now)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_features_are_computed_once_unrecorded_before_a_version_answers(bench: Workbench, raises: bool) -> None:
+    clock = settings_of(bench).clock_file
+    clock.unlink()
+    move_clock(clock, moment_of("2026-03-05T12:00Z"))  # Within the calendar, so that something can be asked for.
+    made: list[_Watched] = []
+
+    def watched(pipeline: Pipeline) -> Features:
+        settings = settings_of(bench)
+        made.append(_Watched(OnlineFeatures(pipeline, online_store_for(settings), settings.tenant), raises))
+        return made[-1]
+
+    with LiveServer(bench, features_of=watched) as server:
+        assert server.engine.ready() == (True, "")
+        assert [w.computed for w in made] == [[1]]
+        assert server.engine.status().spool.records == 0
 
 
 @pytest.mark.parametrize("how", ["unsigned", "for another epoch", "of another key"])
