@@ -57,6 +57,14 @@ def replayed_time(file: Path) -> int | None:
     return round(moment.timestamp() * 1_000_000)
 
 
+def clock_in_force(file: Path) -> str:
+    """What the world's time is and by which clock, for people. Raises `ClockUnusable`."""
+    held = replayed_time(file)
+    if held is None:
+        return f"it is {utc_text(system_clock())} by the machine's clock"
+    return f"it is {utc_text(held)} by a replay's clock ({file})"
+
+
 def move_clock(file: Path, to: int) -> None:
     """Set the replay's clock to a time (microseconds UTC), in one step.
 

@@ -49,14 +49,12 @@ def feed(settings: Settings, until: str, pipeline: str, per_day: int, url: str |
 @click.pass_obj
 def clock(settings: Settings, to: str | None) -> None:
     """Show the world's clock, or move it."""
-    from headway.catalog.clock import utc_text
     from headway.replay.moments import moment_of
-    from headway.world import move_clock, replayed_time, world_clock
+    from headway.world import clock_in_force, move_clock
 
     if to is not None:
         move_clock(settings.clock_file, moment_of(to))
-    kind = "the machine's clock" if replayed_time(settings.clock_file) is None else f"set by {settings.clock_file}"
-    click.echo(f"{utc_text(world_clock(settings.clock_file)())} ({kind})")
+    click.echo(clock_in_force(settings.clock_file))
 
 
 def _environment(settings: Settings) -> dict[str, str]:

@@ -8,6 +8,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,11 @@ from headway.errors import HeadwayError
 from headway.home import Settings
 
 _LOW_DISK = 2 << 30
+# What a stage needs that nothing imports before it: Dagster's pages, training, signing, serving, monitoring.
+_PACKAGES = (
+    *("dagster", "torch", "deepspeed", "safetensors", "scikit-learn", "cryptography"),
+    *("starlette", "uvicorn", "msgspec", "prometheus-client", "scipy"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Finding:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Look at the environment, database, store, keys and workers, and say how to mend what is wrong.
+    """Look at the environment, clock, databases, store, keys and workers, and say how to mend what is wrong.
 
     Exits 1 when something is.
     """
@@ -61,7 +67,7 @@ def _environment(settings: Settings) -> Iterator[Finding]:
     del settings
     right = sys.version_info >= (3, 11)
     yield Finding("python", right, sys.version.split()[0], "use Python 3.11 or later")
-    for name in ("dagster", "torch", "deepspeed", "safetensors", "scikit-learn", "cryptography"):
+    for name in _PACKAGES:
         try:
             yield Finding("package", True, f"{name} {version(name)}")
         except PackageNotFoundError:
@@ -73,6 +79,20 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     yield Finding("settings", not unknown, f"unknown: {unknown}" if unknown else "all known", "unset what is unknown")
     right = settings.dagster_home.is_absolute()
     yield Finding("dagster home", right, str(settings.dagster_home), "set HEADWAY_HOME to an absolute path")
+
+
+def _clock(settings: Settings) -> Iterator[Finding]:
+    from headway.world import clock_in_force
+
+    yield Finding("clock", True, clock_in_force(settings.clock_file))
+
+
+def _online(settings: Settings) -> Iterator[Finding]:
+    from headway.features.online import online_store_for
+
+    with closing(online_store_for(settings)) as online:
+        online.states(settings.tenant, "any")
+        yield Finding("online store", True, "it answers; `headway serve` and the online_features asset fill it")
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
@@ -131,4 +151,4 @@ def _workers(settings: Settings) -> Iterator[Finding]:
     yield Finding("workers", not todo, detail, "run `headway reconcile`")
 
 
-_LOOKS = (_environment, _settings, _database, _store, _keys, _workers)
+_LOOKS = (_environment, _settings, _clock, _database, _online, _store, _keys, _workers)

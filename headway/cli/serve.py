@@ -191,17 +191,13 @@ def _started(
     settings: Settings, engine: Engine, services: Services | None, pipelines: dict[str, Pipeline], url: str
 ) -> None:
     """Say what is served, by which clock, where, and how to ask."""
-    from headway.catalog.clock import utc_text
     from headway.serving.http.page import curl, not_now
     from headway.serving.live.types import NotReady
     from headway.serving.requests import is_asked_at
-    from headway.world import replayed_time
+    from headway.world import clock_in_force
 
     now = engine.now()
-    clock = "the machine's clock"
-    if replayed_time(settings.clock_file) is not None:
-        clock = f"a replay's clock ({settings.clock_file})"
-    click.echo(f"it is {utc_text(now)} by {clock}")
+    click.echo(clock_in_force(settings.clock_file))
     lines: list[str] = []
     for model in engine.models():
         try:

@@ -1,4 +1,4 @@
-"""`headway status`: how every pipeline stands, and the settings in force."""
+"""`headway status`: how every pipeline stands, the clock and the settings in force."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 @click.option("--settings", "only_settings", is_flag=True, help="Only the settings; the catalog is not opened.")
 @click.pass_obj
 def command(settings: Settings, as_json: bool, only_settings: bool) -> None:
-    """Show how every pipeline stands, then every setting with the value in force and where it comes from.
+    """Show how every pipeline stands, the clock, and every setting with the value in force and where it comes from.
 
     Passwords are blanked.
     """
+    from headway.world import clock_in_force
+
+    clock = clock_in_force(settings.clock_file)
     pipelines = [] if only_settings else _pipelines(settings)
     if as_json:
         rows = [{"variable": row.variable, "value": row.value, "origin": row.origin} for row in settings.effective]
-        click.echo(json.dumps({"settings": rows, "unknown": list(settings.unknown), "pipelines": pipelines}, indent=2))
+        document = {"clock": clock, "settings": rows, "unknown": list(settings.unknown), "pipelines": pipelines}
+        click.echo(json.dumps(document, indent=2))
         return
     for row in pipelines:
         click.echo(row["pipeline"])
@@ -36,6 +40,7 @@ def command(settings: Settings, as_json: bool, only_settings: bool) -> None:
                 click.echo(f"  {name:<14}  {_words(value)}")
     if pipelines:
         click.echo()
+    click.echo(f"{clock}\n")
     width = max(len(row.variable) for row in settings.effective)
     for row in settings.effective:
         click.echo(f"{row.variable:<{width}}  {row.origin:<11}  {row.value}")

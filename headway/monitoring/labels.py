@@ -33,7 +33,8 @@ from trainer.blobs import Json, digest_json
 _PAGE = 10_000
 
 _SAYS = {
-    "no_prediction": "unknown: no such prediction yet; it waits in the inbox",
+    "no_prediction": "unknown: no such prediction is recorded (an answer of just now is still in its server's log, not "
+    "shipped yet); the label waits in the inbox and is attached when the prediction comes",
     "conflict": "this label came before with other content; send a correction under another source_id",
     "ambiguous": "several predictions have this id: send it with one of the candidates' prediction_id",
 }

@@ -65,6 +65,7 @@ def test_h11_every_label_of_a_batch_gets_its_own_answer(world: Answered, by: str
     for place in (1, 4):
         assert first[place]["reason"] == "no_prediction", "of another tenant is as unknown as any"
         assert first[place]["message"].startswith("unknown: no such prediction")
+        assert "not shipped yet" in first[place]["message"]
     assert first[5]["reason"] == "too_old"
     assert "400d" in first[5]["message"]
     assert first[0]["prediction_id"] == "p-known"
