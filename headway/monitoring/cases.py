@@ -3,7 +3,8 @@
 A file is {"kind": "drift", "policy"?: {...}, "cases": [...]}. A case is {"name", "reference": {column: [values]},
 "current": {column: [values]}} with, where they are known, "entity" and "times" as {"reference": [...], "current":
 [...]} (or the name of a column that holds them), "policy" (over the file's), "stale" and "skipped" ({view or source:
-share of rows}), "feature_set_version" ({"reference": n, "current": n}). Times are ISO 8601 text or integer
+share of rows}), "feature_set_version" ({"reference": n, "current": n}), "before" ({column: [values]}: the last window
+before the current one without an incident). Times are ISO 8601 text or integer
 microseconds UTC. Each case's reference is calibrated by itself.
 
 "expected" may hold "verdict", "incidents" (a list of "kind", "kind:feature" or objects with these fields: exactly these
@@ -53,7 +54,9 @@ def run_cases(path: Path) -> list[Case]:
     return [_answer(*one) for one in read]
 
 
-def _read(case: object, where: str, policy: DriftPolicy) -> tuple[str, Reference, Window, DriftPolicy, Case]:
+def _read(
+    case: object, where: str, policy: DriftPolicy
+) -> tuple[str, Reference, Window, Window | None, DriftPolicy, Case]:
     name = field(case, "name", where, str)
     where = f"{where} ({name})"
     assert isinstance(case, dict)
@@ -71,15 +74,18 @@ def _read(case: object, where: str, policy: DriftPolicy) -> tuple[str, Reference
         feature_set_version=versions.get("current"),
     )
     expected = field(case, "expected", where, dict) if "expected" in case else {}
-    return name, reference, current, _policy(case, where, policy), expected
+    before = _window(field(case, "before", where, dict), None, None, f"{where}, before") if "before" in case else None
+    return name, reference, current, before, _policy(case, where, policy), expected
 
 
-def _answer(name: str, reference: Reference, current: Window, policy: DriftPolicy, expected: Case) -> Case:
+def _answer(
+    name: str, reference: Reference, current: Window, before: Window | None, policy: DriftPolicy, expected: Case
+) -> Case:
     if policy.minimum <= current.rows and reference.sample.rows:
         span = None if current.times is None else int(current.times.max() - current.times.min()) + 1
         calibration = calibrate(reference, policy.psi, policy.distance, [current.rows], span=span, days=policy.days)
         reference = replace(reference, calibration=calibration)
-    judged = judge_window(reference, current, policy)
+    judged = judge_window(reference, current, policy, before)
     return {
         "name": name,
         "verdict": judged.verdict,

@@ -146,19 +146,22 @@ class WindowVerdict:
         return tuple(f.name for f in self.features if f.segment == segment and f.verdict == "drift")
 
 
-def judge_window(reference: Reference, current: Window, policy: DriftPolicy) -> WindowVerdict:
+def judge_window(
+    reference: Reference, current: Window, policy: DriftPolicy, before: Window | None = None
+) -> WindowVerdict:
     """Judge a window; the reference's bins are not changed by it.
 
     Args:
         reference: of the model version that answered the window's rows.
         current: its rows.
         policy: levels.
+        before: the last window before it without an incident, for changes of units that a season hides.
     """
     columns = _kept(reference, current)
     codes = {n: reference.bins[n].codes(c) for n, c in columns.items()}
     found = contract_incidents(reference, current)
     if current.rows:
-        found = _causes([*found, *value_incidents(reference, columns, codes, current)])
+        found = _causes([*found, *value_incidents(reference, columns, codes, current, before)])
     broken = {i.feature for i in found}
     listed = {n: _without_test(reference.bins[n], columns.get(n), n in broken, policy) for n in reference.bins}
     tested = [n for n, verdict in listed.items() if verdict is None]

@@ -12,7 +12,8 @@ Kinds, in the order of the checks:
   to a seventh of the way for factors from 24 on (a fourth from 100 on), and to within sampling noise for small ones,
   which drift could mimic.
   Rows far outside the reference's range that a large factor brings back into it are an incident as well when they are
-  1 % or more.
+  1 % or more. A season can hide a change of scale, since a mild week in Celsius is no stranger to a reference than a
+  hard frost in Fahrenheit: affine changes are looked for against the last sound window before this one as well.
 * `new_value`: another number where training held one only. `new_category`: categories that training did not hold,
   beyond what its own rare ones let expect (Good-Turing: the share of values seen once estimates the chance that the
   next row's value is new).
@@ -83,6 +84,11 @@ _LARGE_RATIO = 1.5
 _NOISE = 2.0
 # A share has to leave what so many standard errors of it allow.
 _ERRORS = 4.0
+# Against the window before: the least move, and how much of it may be left when the change is undone, in its standard
+# deviations. Weather moves by one or two from week to week.
+_JUMP = 2.0
+_JUMP_GAIN = 0.35
+_JUMP_FIT = 2.0
 _MANY_ZEROS = 0.2
 
 
@@ -142,7 +148,11 @@ def contract_incidents(reference: Reference, window: Window) -> list[Incident]:
 
 
 def value_incidents(
-    reference: Reference, columns: Mapping[str, Column], codes: Mapping[str, NDArray[np.intp]], window: Window
+    reference: Reference,
+    columns: Mapping[str, Column],
+    codes: Mapping[str, NDArray[np.intp]],
+    window: Window,
+    before: Window | None = None,
 ) -> list[Incident]:
     """Incidents in the values: missing shares, units, new categories.
 
@@ -151,12 +161,16 @@ def value_incidents(
         columns: the window's columns that are of the reference's kind.
         codes: the bin of each of their values.
         window: for the times of its rows.
+        before: the last sound window before it, None without one.
     """
     found: list[Incident] = []
     days = list(_days(window))
+    earlier = {} if before is None else before.columns
     for name, column in columns.items():
         checks = _Checks(reference, reference.bins[name])
         whole = list(checks.run(column, codes[name], day=False))
+        if name in earlier and reference.bins[name].type == "float64":
+            whole += _jumped(name, earlier[name], column, [incident.kind for incident in whole])
         found += whole
         seen = {incident.kind for incident in whole}
         by_kind: dict[str, list[tuple[str, Incident]]] = {}
@@ -170,6 +184,27 @@ def value_incidents(
             if kind not in seen
         ]
     return found
+
+
+def _jumped(name: str, before: Column, now: Column, kinds: Sequence[str]) -> Iterator[Incident]:
+    """An affine change of units since the window before."""
+    if "unit_change" in kinds or before.values.dtype.kind != "f" or now.values.dtype.kind != "f":
+        return
+    known, present = before.values[~before.missing], now.values[~now.missing]
+    if min(len(known), len(present)) < SLICE_ROWS:
+        return
+    line, current = np.quantile(known, _QUANTILES), np.quantile(present, _QUANTILES)
+    spread = float(line[-1] - line[0]) / 3.29
+    if spread <= 0:
+        return
+    move = float(np.abs(current - line).mean()) / spread
+    left = {
+        words: float(np.abs((current - shift) / factor - line).mean()) / spread
+        for words, (factor, shift) in _AFFINE.items()
+    }
+    best = min(left, key=lambda words: left[words])
+    if move >= _JUMP and left[best] <= min(_JUMP_FIT, _JUMP_GAIN * move):
+        yield Incident("unit_change", name, f"quantiles are those of the window before, changed from {best}")
 
 
 def episodes(windows: Sequence[tuple[str, Sequence[Incident]]]) -> list[Episode]:

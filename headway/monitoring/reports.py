@@ -48,7 +48,7 @@ from headway.monitoring.versions import (
     segment_texts,
     version_reference,
 )
-from headway.monitoring.windows import DAY_US, WEEK_US, day_of, week_bounds
+from headway.monitoring.windows import DAY_US, WEEK_US, day_of, week_bounds, week_key
 from headway.registry.judge import evaluation_report
 from headway.services import Services
 from headway.serving.detail import Detail, read_detail
@@ -62,6 +62,8 @@ SEGMENT_MINIMUM = 500
 _PLOTTED_FEATURES = 6
 _PAGE = 10_000
 _LEAST_DAY_ROWS = 20
+# How far back a week is still a neighbour, whose weather is like this one's.
+_WEEKS_BACK = 3
 _AGES = {"1h": 3_600_000_000, "1d": DAY_US, "2d": 2 * DAY_US, "3d": 3 * DAY_US, "7d": WEEK_US, "14d": 2 * WEEK_US}
 
 
@@ -230,7 +232,7 @@ def build_drift_report(
             **_parts("drift", span, version, NO_REFERENCE, error.message, metrics, document | said, {}, ())
         )
     window = answered_window(services, pipeline.spec, facts, answers)
-    judged = judge_window(reference, window, policy)
+    judged = judge_window(reference, window, policy, _sound_before(services, pipeline.spec, facts, span))
     outside = out_of_range(reference, window)
     persistence = _persistence(services, span, version, judged, policy)
     metrics = _drift_metrics(judged, outside)
@@ -442,6 +444,20 @@ def _of_version(services: Services, span: _Week, model_version: int | None) -> t
     if model_version is None:
         model_version = max(found, key=lambda v: (len(found[v]), -v), default=None)
     return (model_version, found[model_version]) if model_version in found else (None, [])
+
+
+def _sound_before(services: Services, spec: PipelineSpec, version: ModelVersion, span: _Week) -> Window | None:
+    """The answers, of whatever version, of the nearest week before without an incident; None without one close by."""
+    reports = services.catalog.reports(services.principal, span.endpoint_id, kind="drift")
+    broken = {r.window for r in reports if r.verdict == "data_incident"}
+    for back in range(1, _WEEKS_BACK + 1):
+        start = span.start - back * WEEK_US
+        if week_key(start) in broken:
+            continue
+        answers = list(_predictions(services, span.endpoint_id, start, start + WEEK_US))
+        if answers:
+            return answered_window(services, spec, version, answers)
+    return None
 
 
 def _labels(services: Services, span: _Week) -> dict[str, Label]:
