@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import dagster as dg
 
@@ -12,13 +11,12 @@ from assets.keys import drift_key, labels_key, predictions_key, quality_key
 from assets.retraining import DagsterRuns, run_request
 from headway.loading import Pipeline
 from headway.monitoring.retrain import Ask, tick
-from headway.monitoring.windows import week_bounds, week_key
+from headway.monitoring.windows import WEEK_US, week_bounds, week_key
 from headway.registry.keys import KeyRing
 from headway.services import Services
 from headway.words import counted
 
 WEEK_JOB = "close_weeks"
-_WEEK_US = int(timedelta(days=7).total_seconds()) * 1_000_000
 # Opening, launching, following and promoting take a tick each; more would be a loop.
 _MOST_TICKS = 8
 
@@ -60,7 +58,7 @@ class Loop:
         Raises:
             WeekNotClosed: Dagster could not.
         """
-        before = week_key(week_bounds(week)[0] - _WEEK_US)
+        before = week_key(week_bounds(week)[0] - WEEK_US)
         for key in (before, week):
             if key in self._known_weeks():
                 self._materialize(key)

@@ -22,6 +22,7 @@ from headway.catalog.clock import utc_text
 from headway.catalog.registry_facts import ModelVersion
 from headway.datasets.ingest import ingest
 from headway.datasets.reading import delivery_files
+from headway.datasets.zones import DAY_US
 from headway.errors import HeadwayError
 from headway.home import Settings, load_settings
 from headway.loading import Pipeline, load_pipeline
@@ -128,8 +129,7 @@ def _disturbances(services: Services, pipeline: Pipeline, folder: Path) -> Seque
 
 
 def _days(first: str, last: str) -> list[str]:
-    day = 86_400_000_000
-    return [utc_text(moment)[:10] for moment in range(moment_of(first), moment_of(last), day)]
+    return [utc_text(moment)[:10] for moment in range(moment_of(first), moment_of(last), DAY_US)]
 
 
 def _celsius(pipeline: Pipeline, folder: Path, days: Sequence[str]) -> Path:

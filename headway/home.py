@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 from headway.errors import HeadwayError
+from headway.files import replace_file
 
 PREFIX = "HEADWAY_"
 DEFAULT_HOME = Path(__file__).resolve().parent.parent / ".headway"
@@ -185,12 +186,7 @@ def _replace(target: Path, text: str) -> None:
     """Write the whole file or nothing, one writer at a time; what a killed writer left is overwritten by the next."""
     with (target.parent / "instance.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        unfinished = target.with_suffix(".new")
-        with unfinished.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(target)
+        replace_file(target, text.encode())
 
 
 def _user() -> str:

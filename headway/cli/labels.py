@@ -93,12 +93,13 @@ def add(
 def list_(settings: Settings, endpoint: str | None, first: str | None, last: str | None, as_json: bool) -> None:
     """List the labels in force of answers asked in a time; times are ISO 8601, a day, or a time with its zone."""
     from headway.datasets.zones import DAY_US, iso
+    from headway.replay.moments import moment_of
     from headway.services import open_services
 
     with open_services(settings) as services:
         found = _endpoint(services, endpoint, None)
-        end = services.world() if last is None else _moment(last)
-        start = end - 7 * DAY_US if first is None else _moment(first)
+        end = services.world() if last is None else moment_of(last)
+        start = end - 7 * DAY_US if first is None else moment_of(first)
         labels = [
             label
             for _, label in services.catalog.labels_between(services.principal, found, start, end)
@@ -201,15 +202,6 @@ def _items(name: str, data: bytes, spec: PipelineSpec) -> list[object]:
     if not isinstance(document, list):
         raise LabelsUnreadable(f"{name} holds no list of labels", 'write [{...}], or {"labels": [{...}]}')
     return document
-
-
-def _moment(text: str) -> int:
-    from headway.serving.requests import ValueRefused, parse_value
-
-    try:
-        return parse_value("timestamp", text if "T" in text else f"{text}T00:00:00Z")
-    except ValueRefused as wrong:
-        raise click.BadParameter(f"{text!r} {wrong}") from None
 
 
 def _document(label: Label) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _CATALOG_S = 10.0
 _STOP_S = 2.0
 # Recorded events of a partition among which one to ask for is looked for.
 _EVENTS = 1_000
-_RECENT = 6 * 3_600_000_000
+_RECENT_HOURS = 6
 
 T = TypeVar("T")
 
@@ -219,6 +219,7 @@ def _started(
 
 def _request(services: Services | None, pipeline: Pipeline, now: int) -> dict[str, object]:
     """The newest recorded event that can be asked for now; made-up values where none is recorded."""
+    from headway.datasets.zones import HOUR_US
     from headway.replay.events import NotReplayable, events_of, partitions_between
     from headway.serving.http.page import example_body
     from headway.serving.http.v2 import request_body
@@ -231,6 +232,6 @@ def _request(services: Services | None, pipeline: Pipeline, now: int) -> dict[st
         events = [e for p in partitions for e in events_of(services, pipeline, p, _EVENTS)]
     except NotReplayable:
         return made_up
-    recent = [e for e in events if now - _RECENT <= e.at <= now]
+    recent = [e for e in events if now - _RECENT_HOURS * HOUR_US <= e.at <= now]
     newest = max(recent, key=lambda e: (e.at, e.caller_id), default=None)
     return made_up if newest is None else request_body(pipeline.spec, newest.request)

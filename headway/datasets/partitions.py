@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.datasets.zones import DAY_US, END_OF_TIME_US, UnknownZone, iso, local_to_utc, utc_to_local, zone_of
+from headway.datasets.zones import (
+    DAY_US,
+    END_OF_TIME_US,
+    HOUR_US,
+    UnknownZone,
+    iso,
+    local_to_utc,
+    utc_to_local,
+    zone_of,
+)
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
     from headway.declaration import PartitionSpec
 
 MAX_PARTITIONS = 20_000
-HOUR_US = 3_600_000_000
 
 _EPOCH_DAY = date(1970, 1, 1)
 

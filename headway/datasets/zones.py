@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from headway.errors import HeadwayError
 
-DAY_US = 86_400_000_000
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
 NO_LOCAL_TIME = np.iinfo(np.int64).max
 OK, NONEXISTENT, AMBIGUOUS, OUT_OF_RANGE = 0, 1, 2, 3
 START_OF_TIME_US = -62_135_596_800_000_000  # 0001-01-01T00:00Z

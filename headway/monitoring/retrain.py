@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from headway.datasets.partitions import PartitionScheme
+from headway.datasets.zones import DAY_US
 from headway.declaration import MonitoringSpec, RetrainingSpec, duration_us
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
 
 UNIT = "worker_seconds"
 SECOND_US = 1_000_000
-_DAY_US = 86_400 * SECOND_US
 # An open-ended calendar is looked at so far ahead: the next month to close is always in it.
-_AHEAD_US = 400 * _DAY_US
+_AHEAD_US = 400 * DAY_US
 _COSTS = 20
 _ASKS = 3
 # Open, start, launch: what one tick may do about one request.
@@ -150,7 +150,7 @@ def gather(services: Services, pipeline: Pipeline) -> DecisionInput:
         now=now,
         policy=policy,
         maturity=maturity,
-        stale_after=(monitoring.drift.of + 1) * 7 * _DAY_US + maturity,
+        stale_after=(monitoring.drift.of + 1) * 7 * DAY_US + maturity,
         champion=champion,
         alarms=evidence.alarms,
         incident=evidence.incident,

@@ -6,9 +6,9 @@ pipelines of a tenant. Times are int64 microseconds UTC.
 
 from datetime import UTC, date, datetime, timedelta
 
+from headway.datasets.zones import DAY_US
 from headway.errors import HeadwayError
 
-DAY_US = 86_400_000_000
 WEEK_US = 7 * DAY_US
 _EPOCH = date(1970, 1, 1)
 

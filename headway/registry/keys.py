@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from headway.artifacts.digests import Json, canonical_json, digest_bytes
 from headway.catalog.clock import Clock, system_clock
+from headway.datasets.zones import DAY_US
 from headway.errors import HeadwayError
+from headway.files import replace_file
 from headway.registry.strict_json import JsonRefused, parse_json
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ Role: TypeAlias = Literal["trainer", "gate", "promoter"]
 
 KEYS_FORMAT = "headway.keys/1"
 ROLES: tuple[Role, ...] = get_args(Role)
-DAY_US = 86_400_000_000
 VALIDITY_US = 365 * DAY_US
 
 
@@ -220,7 +221,7 @@ class KeyRing:
         private = Ed25519PrivateKey.generate()
         public = PublicKey(role, private.public_key().public_bytes_raw(), now, now + VALIDITY_US)
         # The private half first: a public key without it would stop every later start.
-        _write(self._file(public), private.private_bytes_raw(), 0o600)
+        replace_file(self._file(public), private.private_bytes_raw(), 0o600)
         self._write_public(Trust({**self.trust().keys, public.key_id: public}))
         return SigningKey(public, private)
 
@@ -247,7 +248,7 @@ class KeyRing:
         return self.folder / f"{public.role}-{public.key_id.removeprefix('sha256:')}.key"
 
     def _write_public(self, keys: Trust) -> None:
-        _write(self.public_path, canonical_json(keys.document()), 0o644)
+        replace_file(self.public_path, canonical_json(keys.document()), 0o644)
 
 
 def _current(keys: Trust, role: Role, now: int) -> PublicKey | None:
@@ -291,21 +292,3 @@ def _require_private(path: Path, mode: int) -> None:
     found = stat.S_IMODE(path.stat().st_mode)
     if found & 0o077:
         raise KeyUnusable(f"{path} has mode {found:04o} and may be used by others", f"chmod {mode:o} {path}")
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Replace the file in one durable step. Called under the ring's lock."""
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as target:
-        os.fchmod(target.fileno(), mode)
-        target.write(data)
-        target.flush()
-        os.fsync(target.fileno())
-    unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

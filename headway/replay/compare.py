@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.catalog.registry_facts import ModelVersion, Prediction
+from headway.datasets.zones import DAY_US
 from headway.registry.metrics import (
     Interval,
     auc,
@@ -29,7 +30,6 @@ from headway.services import Services
 from headway.serving.detail import read_detail
 from headway.serving.scoring import score_rows
 
-_DAY = 86_400_000_000
 _MANY = 5_000
 _RESAMPLES = 1_000
 
@@ -147,7 +147,7 @@ def auc_gap(rows: AnsweredRows, first: Compared, second: Compared) -> Interval |
     both = ~np.isnan(first.scores) & ~np.isnan(second.scores)
     if not both.any():
         return None
-    _, day = np.unique(rows.asked[both] // _DAY, return_inverse=True)
+    _, day = np.unique(rows.asked[both] // DAY_US, return_inverse=True)
     days, weights, label = int(day.max()) + 1, np.ones(int(both.sum())), rows.label[both]
     one, other = (auc_statistic(c.scores[both], label, day, days, weights) for c in (first, second))
     if one is None or other is None or days < 2:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headway.catalog.clock import utc_text
+from headway.datasets.zones import DAY_US
 from headway.declaration import duration_us
 from headway.home import Settings
 from headway.loading import Pipeline
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from headway.features.online.store import OnlineStore
     from trainer.blobs import Json
 
-_DAY = 24 * 3_600_000_000
 _LABELS_AT_ONCE = 500
 # Of the error table: what may be asked once more at once.
 _RETRIED = (503, 504)
@@ -112,7 +112,7 @@ class Feed:
     def _events(self, start: int, until: int) -> list[Asked]:
         """What is to be asked, last first; what is still to be reported of earlier answers waits in a heap."""
         monitoring = self.pipeline.spec.monitoring
-        back = duration_us(monitoring.labels.expected_within) if monitoring is not None else 7 * _DAY
+        back = duration_us(monitoring.labels.expected_within) if monitoring is not None else 7 * DAY_US
         answered = self._answered(start - back, start)
         asked: list[Asked] = []
         for partition in partitions_between(self.pipeline.spec, start - back, until):
@@ -184,7 +184,7 @@ class Feed:
                 self.count.labels[f"http_{reply.status}"] += len(due)
 
     def _close_periods(self, stop: int) -> None:
-        if stop % _DAY == 0 and self.on_day is not None:
+        if stop % DAY_US == 0 and self.on_day is not None:
             self.on_day(stop)
         week = week_key(stop - 1)
         if week_bounds(week)[1] == stop and self.on_week is not None:

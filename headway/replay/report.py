@@ -12,6 +12,7 @@ import numpy as np
 
 from headway.catalog.clock import utc_text
 from headway.catalog.monitoring_facts import Report, RetrainRequest
+from headway.datasets.zones import HOUR_US
 from headway.registry.metrics import Interval
 from headway.replay.compare import AnsweredRows, Compared
 from headway.replay.feed import Disturbance, FeedCount
@@ -20,7 +21,6 @@ from headway.services import Services
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_HOUR = 3_600_000_000
 _SIZE = (8.0, 3.2)
 
 
@@ -66,7 +66,7 @@ def write_report(folder: Path, services: Services, replay: Replay) -> Path:
 
 
 def _head(replay: Replay) -> str:
-    days = (replay.end - replay.start) / (24 * _HOUR)
+    days = (replay.end - replay.start) / (24 * HOUR_US)
     return (
         f"# {replay.pipeline}: {_day(replay.start)} to {_day(replay.end)}, replayed\n\n"
         f"{days:.0f} days in {replay.seconds / 60:.1f} minutes: {replay.count.requests:,} requests over HTTP, "
@@ -96,7 +96,7 @@ def _labels(services: Services, replay: Replay) -> str:
     ids = [prediction_id for prediction_id, _ in joined]
     found = catalog.predictions_by_id(principal, ids).values()
     asked = {p.prediction_id: p.asked_at for p in found if p.asked_at is not None}
-    hours = [(label.received_at - asked[i]) / _HOUR for i, label in joined if i in asked]
+    hours = [(label.received_at - asked[i]) / HOUR_US for i, label in joined if i in asked]
     inbox = catalog.label_inbox(principal, replay.pipeline)
     quantiles = np.quantile(hours, [0.5, 0.9, 0.99]) if hours else [float("nan")] * 3
     rows = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from headway.catalog.errors import InvalidFact
 from headway.catalog.registry_documents import endpoint_of, model_version_of
 from headway.catalog.registry_facts import Endpoint, ModelVersion
 from headway.errors import HeadwayError
+from headway.files import replace_file
 from headway.registry.dsse import SignatureRefused
 from headway.registry.keys import KeysRefused, Trust, trust
 from headway.registry.promote import prove_served
@@ -141,20 +141,7 @@ def verify(pointer: Pointer, keys: Trust) -> None:
 def write_pointer(folder: Path, pointer: Pointer) -> None:
     """Keep a pointer as the endpoint's, in one durable step. Raises `OSError`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = pointer_file(folder, pointer.endpoint.endpoint_id)
-    unfinished = path.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as target:
-        target.write(canonical_json(_document(pointer)))
-        target.flush()
-        os.fsync(target.fileno())
-    unfinished.replace(path)
-    listing = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(listing)
-    finally:
-        os.close(listing)
+    replace_file(pointer_file(folder, pointer.endpoint.endpoint_id), canonical_json(_document(pointer)), 0o600)
 
 
 def pointer_file(folder: Path, endpoint_id: str) -> Path:

@@ -54,9 +54,9 @@ def test_postgres_is_named_by_variable_and_the_password_stays_out(tmp_path: Path
 def test_what_a_killed_writer_left_is_no_obstacle(tmp_path: Path) -> None:
     folder = tmp_path / "dagster"
     folder.mkdir()
-    (folder / "dagster.new").write_text("telem")
+    (folder / "dagster.yaml.new").write_text("telem")
     write_dagster_instance(settings_in(tmp_path))
-    assert not (folder / "dagster.new").exists()
+    assert not (folder / "dagster.yaml.new").exists()
     assert yaml.safe_load((folder / "dagster.yaml").read_text())["telemetry"] == {"enabled": False}
 
 
