@@ -67,8 +67,9 @@ class Database:
 
         Raises:
             CatalogBusy: a lock or an answer did not come before its deadline.
-            CatalogUnavailable: the connection broke.
+            CatalogUnavailable: the connection broke, or the database's file is gone.
         """
+        self._check_there()
         with self._transaction(operation, writer=True) as connection:
             self._enter_tenant(connection, tenant)
             yield connection
@@ -76,6 +77,7 @@ class Database:
     @contextmanager
     def read(self, tenant: str) -> Iterator[sa.Connection]:
         """Give a connection inside a reading transaction of `tenant`. Raises as `write`."""
+        self._check_there()
         with self._transaction("read", writer=False) as connection:
             self._enter_tenant(connection, tenant)
             yield connection
@@ -115,6 +117,11 @@ class Database:
             return
         number = int.from_bytes(hashlib.sha256(f"{tenant}\0{name}".encode()).digest()[:8], "big", signed=True)
         connection.execute(_TAKE_SHARED if shared else _TAKE, {"number": number})
+
+    def _check_there(self) -> None:
+        """To connect would make an empty file, and a kept connection would write to one that nobody finds."""
+        if self.dialect == "sqlite" and not _sqlite_path(self._url).exists():
+            raise CatalogUnavailable(f"there is no {_sqlite_path(self._url)}")
 
     def _enter_tenant(self, connection: sa.Connection, tenant: str) -> None:
         if self.dialect == "postgresql":

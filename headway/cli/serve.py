@@ -70,7 +70,7 @@ def command(
     from headway.serving.http.server import listen, run_server
     from headway.serving.live.engine import LiveEngine
 
-    late = LateServices(settings)
+    late = LateServices(settings, name)
     with listen(host, settings.serve_port if port is None else port) as bound:
         services = _catalog(late)
         pipelines = {p.name: p for p in _pipelines(services, references, endpoints)}

@@ -9,7 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import make_url
 
 from headway.catalog.errors import CatalogUnavailable
 from headway.errors import HeadwayError
@@ -32,10 +35,14 @@ AGAIN_S = 1.0
 
 
 class LateServices:
-    """The services of the settings, opened when the catalog first answers. For several threads."""
+    """The services of the settings, opened when the catalog first answers. For several threads.
 
-    def __init__(self, settings: Settings) -> None:
+    A catalog file that is gone is not made anew where a server of this name has served from it: it is away.
+    """
+
+    def __init__(self, settings: Settings, name: str = "default") -> None:
         self._settings = settings
+        self._pointers = settings.serving_folder / name / "pointer"
         self._lock = threading.Lock()
         self._found: Services | None = None
         self._failed_at = float("-inf")
@@ -49,11 +56,19 @@ class LateServices:
                 if time.monotonic() - self._failed_at < AGAIN_S:
                     raise CatalogUnavailable("it did not answer a moment ago")
                 try:
+                    self._check_there()
                     self._found = connect(self._settings)
                 except CatalogUnavailable:
                     self._failed_at = time.monotonic()
                     raise
             return self._found
+
+    def _check_there(self) -> None:
+        url = make_url(self._settings.database_url)
+        if url.get_backend_name() != "sqlite" or Path(str(url.database)).exists():
+            return
+        if any(self._pointers.glob("*.json")):
+            raise CatalogUnavailable(f"there is no {url.database}")
 
     def accept(self, pipelines: Mapping[str, Pipeline], endpoint: str, items: Sequence[object]) -> Sequence[Any]:
         """Take labels as `LabelDesk.accept` does, on behalf of the settings' tenant."""

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,20 @@ def _two_tenants(url: str) -> Catalog:
     catalog.register_version(ALICE, "k", delivery())
     catalog.register_version(MALLORY, "k", delivery(content=2))
     return catalog
+
+
+def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    with closing(open_catalog(f"sqlite:///{tmp_path}/c.db")) as catalog:
+        catalog.ensure_tenant(ALICE)
+        for file in tmp_path.glob("c.db*"):
+            file.rename(tmp_path / f"away-{file.name}")
+        for use in (lambda: catalog.endpoints(ALICE), lambda: catalog.ensure_tenant(MALLORY)):
+            with pytest.raises(CatalogUnavailable, match=r"there is no .*c\.db"):
+                use()
+        assert not (tmp_path / "c.db").exists()
+        for file in tmp_path.glob("away-*"):
+            file.rename(tmp_path / file.name.removeprefix("away-"))
+        assert catalog.endpoints(ALICE) == []
 
 
 def test_tenants_share_names_keys_and_nothing_else(catalog_url: str, tmp_path: Path) -> None:

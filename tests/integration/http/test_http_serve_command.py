@@ -6,10 +6,12 @@ The tests share one server and go in order: the world moves forward only.
 import json
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,6 @@ def test_without_the_catalog_the_last_signed_pointer_answers_and_says_so(
     before = httpx.post(server.url + INFER, json=request).json()
     assert before["parameters"]["degraded"] == []
     home = shutil.copytree(bench.home, tmp_path / "home", ignore=shutil.ignore_patterns("catalog.db*", "*.log"))
-    (home / "catalog.db").mkdir()
     errors = tmp_path / "errors"
     with headway_serve(home, errors, "-p", str(bench.folder), until="listening on") as alone:
         told = httpx.post(alone.url + INFER, json=request).json()
@@ -173,6 +174,14 @@ def test_without_the_catalog_the_last_signed_pointer_answers_and_says_so(
         label = {"labels": [{"prediction_id": "x", "value": 1}]}
         answer = httpx.post(f"{alone.url}/v2/labels", json=label)
         assert (answer.status_code, answer.json()["code"]) == (503, "catalog_unavailable")
+        assert not (home / "catalog.db").exists(), "a catalog that is away is not made anew"
+        with closing(sqlite3.connect(bench.home / "catalog.db")) as kept, closing(sqlite3.connect(home / "new")) as to:
+            kept.backup(to)
+        (home / "new").rename(home / "catalog.db")
+        until = time.monotonic() + WAIT_SECONDS
+        while httpx.post(f"{alone.url}/v2/labels", json=label).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.1)
         assert alone.stop() == 0
 
 
