@@ -88,18 +88,18 @@ class ScoringChild:
         kind, body = self._ask(b"L", request, LOAD_SECONDS)
         return str(self._document(kind, b"R", body)["manifest"])
 
-    def score(self, rows: pa.Table) -> NDArray[np.float64]:
-        """The probability of each row, float64 of shape (rows,).
+    def score(self, rows: pa.Table, seconds: float = SCORE_SECONDS) -> NDArray[np.float64]:
+        """The probability of each row, float64 of shape (rows,), within some seconds.
 
         Raises:
             ChildRefused: the model's code raised, or does not take these columns.
             WrongRowCount: the answer has another length.
-            ChildLost: the process ended, or did not answer for a minute.
+            ChildLost: the process ended, or did not answer in time.
         """
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
             stream.write_table(rows)
-        kind, body = self._ask(b"P", sink.getvalue().to_pybytes(), SCORE_SECONDS)
+        kind, body = self._ask(b"P", sink.getvalue().to_pybytes(), seconds)
         if kind != b"A":
             self._document(kind, b"A", body)
         if len(body) != 8 * rows.num_rows:

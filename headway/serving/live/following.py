@@ -70,7 +70,8 @@ class Slot:
 class Followed:
     """One endpoint. `current` answers; `previous` stays loaded; `wanted` is newer than `current`, or None.
 
-    `problem` is a code for callers (`load_failed:...`, `catalog_behind:...`), empty when there is none.
+    `missed`: what the catalog names at `seen_epoch` could not even be gathered, so `wanted` is not it. `problem` is a
+    code for callers (`load_failed:...`, `catalog_behind:...`), empty when there is none.
     """
 
     endpoint_id: str
@@ -78,6 +79,7 @@ class Followed:
     previous: Slot | None = None
     wanted: Pointer | None = None
     seen_epoch: int = 0
+    missed: bool = False
     problem: str = ""
     notes: tuple[str, ...] = ()
     failures: int = 0
@@ -122,6 +124,8 @@ class Following:
         self._keys = KeyRing(settings.keys_folder)
         self._store = LocalStore(settings.store_root)
         self._loader = Loader(self._store, folder / "versions")
+        # Both threads say what is wanted and what went wrong.
+        self._wanting = threading.Lock()
         self._stopping = threading.Event()
         self._work = threading.Event()
         self._looked = threading.Event()
@@ -234,22 +238,24 @@ class Following:
             pointer = gather(services, self._keys.trust(), endpoint)
         except (CatalogUnavailable, SQLAlchemyError):
             raise
-        except (HeadwayError, OSError) as error:
+        except (HeadwayError, ValueError, LookupError, OSError) as error:
             followed = self.endpoints.setdefault(endpoint.endpoint_id, Followed(endpoint.endpoint_id))
-            followed.seen_epoch = endpoint.epoch
-            self._failed(followed, f"{endpoint.stable}@epoch {endpoint.epoch}", error)
+            with self._wanting:
+                followed.seen_epoch, followed.missed = endpoint.epoch, True
+                self._failed(followed, f"{endpoint.stable}@epoch {endpoint.epoch}", error)
             return
         if self._only is None and pointer.version.facts.pipeline not in self._pipelines:
             return
         followed = self.endpoints.setdefault(endpoint.endpoint_id, Followed(endpoint.endpoint_id))
-        followed.seen_epoch = endpoint.epoch
-        followed.retry_at, followed.failures, followed.notes = 0.0, 0, ()
-        followed.wanted = pointer
+        with self._wanting:
+            followed.seen_epoch, followed.missed = endpoint.epoch, False
+            followed.retry_at, followed.failures, followed.notes = 0.0, 0, ()
+            followed.wanted = pointer
         self._work.set()
 
     def _due(self, followed: Followed) -> bool:
         """Whether what the catalog names could not even be gathered, and it is time to try again."""
-        return followed.wanted is None and followed.failures > 0 and time.monotonic() >= followed.retry_at
+        return followed.missed and time.monotonic() >= followed.retry_at
 
     def _keep(self) -> None:
         """The loading thread: loads what is wanted, replaces processes, unloads what nobody needs."""
@@ -259,17 +265,24 @@ class Following:
             for followed in list(self.endpoints.values()):
                 if followed.wanted is not None and time.monotonic() >= followed.retry_at:
                     self._follow(followed, followed.wanted)
-                self._let_go(followed)
+                self._tend(lambda followed=followed: self._let_go(followed))
             self._revive()
             if all(f.settled for f in list(self.endpoints.values())):
                 self._settled.set()
             if self._spare:
-                self._loader.keep_spare()
+                self._tend(self._loader.keep_spare)
             self._work.wait(_TICK_SECONDS)
         for version in self._versions():
             version.close()
         self._loader.close()
         self._settled.set()
+
+    def _tend(self, work: Callable[[], None]) -> None:
+        """Do what can wait for the next turn: with this thread, every scoring process would die."""
+        try:
+            work()
+        except OSError as error:
+            logger.error("copies and processes cannot be tended now: %s", error)
 
     def _follow(self, followed: Followed, pointer: Pointer) -> None:
         """Load, keep the pointer on disk, flip; the old one answers until then."""
@@ -277,7 +290,8 @@ class Following:
             slot = self._slot(pointer)
             self._prepare(slot)
         except (HeadwayError, ValueError, OSError) as error:
-            self._failed(followed, pointer.name, error)
+            with self._wanting:
+                self._failed(followed, pointer.name, error)
             return
         notes = tuple(n for n in followed.notes if n == "keys_away")
         try:
@@ -286,9 +300,12 @@ class Following:
             logger.error("the pointer of %s cannot be kept: %s", followed.endpoint_id, error)
             notes = (*notes, "pointer_not_kept")
         old, followed.current = followed.current, slot
-        followed.notes, followed.problem, followed.failures = notes, "", 0
-        if followed.wanted is pointer:
-            followed.wanted = None
+        with self._wanting:
+            followed.notes = notes
+            if not followed.missed:
+                followed.problem, followed.failures = "", 0
+            if followed.wanted is pointer:
+                followed.wanted = None
         if old is not None:
             leaving = [s for s in (followed.previous, old) if s is not None]
             followed.previous = old if old.version is not slot.version else followed.previous

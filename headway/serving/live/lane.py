@@ -152,14 +152,17 @@ class Lane:
 
     def _finish(self, batch: Sequence[Asked], begun: float, done: asyncio.Future[list[Outcome]]) -> None:
         self._busy = False
-        spent = (time.monotonic() - begun) / max(1, sum(asked.rows for asked in batch))
-        self._row_seconds = spent if self._row_seconds == 0 else 0.8 * self._row_seconds + 0.2 * spent
-        # What waits is begun before the answers are written, so that thread and loop work at once.
-        self._pump()
         error = done.exception()
         if error is not None:
             logger.error("a batch of %d requests failed", len(batch), exc_info=error)
         outcomes = [error] * len(batch) if error is not None else done.result()
+        answered = sum(len(outcome) for outcome in outcomes if isinstance(outcome, list))
+        if answered:
+            # A process that hung or was replaced says nothing about how long the next rows will take.
+            spent = (time.monotonic() - begun) / answered
+            self._row_seconds = spent if self._row_seconds == 0 else 0.8 * self._row_seconds + 0.2 * spent
+        # What waits is begun before the answers are written, so that thread and loop work at once.
+        self._pump()
         for asked, outcome in zip(batch, outcomes, strict=True):
             asked.slot.users -= 1
             _settle(asked, outcome)

@@ -27,6 +27,8 @@ from trainer.blobs import BlobError, code_tree_digest
 logger = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+# A process that is this late after everybody's deadline hangs: nobody waits for it, and everybody behind it does.
+LATE_SECONDS = 3.0
 _NEUTRAL: dict[str, Any] = {"string": "", "int64": 0, "float64": 0.0, "bool": False}
 
 
@@ -62,7 +64,8 @@ class Version:
 
         Args:
             values: feature values; columns that are no inputs are kept out.
-            until: how long to wait for a process that is being replaced, `time.monotonic()` seconds.
+            until: how long anybody waits, `time.monotonic()` seconds: for a process that is being replaced, and, with
+                `LATE_SECONDS` more, for its answer.
 
         Raises:
             ContractNotMet: an input of the contract is not there, of another type, or null where it must not be.
@@ -78,7 +81,7 @@ class Version:
                 self._changed.wait(left)
             child = self._child
         try:
-            scores = child.score(inputs)
+            scores = child.score(inputs, max(0.0, until - time.monotonic()) + LATE_SECONDS)
         except ChildLost:
             self._lose(child)
             raise

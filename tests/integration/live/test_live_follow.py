@@ -1,8 +1,10 @@
 """The engine follows signed pointers: under load, past versions that do not load, past processes that die."""
 
+import errno
 import json
 import os
 import signal
+import threading
 import time
 
 import pyarrow as pa
@@ -12,31 +14,42 @@ from support.serving_bench import opened
 from support.serving_model import keys_of
 from support.workbench import Workbench
 
+from headway.catalog.registry_facts import Endpoint
 from headway.features.online.answer import OnlineFeatures
 from headway.features.online.open import online_store_for
 from headway.loading import Pipeline
-from headway.registry.keys import KeyRing
+from headway.registry.keys import KeyRing, Trust
 from headway.registry.promote import NotPromoted, rollback, verify_served
 from headway.registry.statements import ROLLBACK, record, sign_now
 from headway.replay.moments import moment_of
+from headway.services import Services
+from headway.serving.live import following
 from headway.serving.live.answering import Computed, Features
+from headway.serving.live.child import SCORE_SECONDS
 from headway.serving.live.engine import EngineLimits, EngineStarted
-from headway.serving.live.pointer import PointerRefused, gather, read_pointer, verify, write_pointer
+from headway.serving.live.following import Slot
+from headway.serving.live.pointer import Pointer, PointerRefused, gather, read_pointer, verify, write_pointer
 from headway.serving.live.spool import ServerRunning
-from headway.serving.live.types import UnknownModel, VersionNotServed
+from headway.serving.live.types import DeadlineExceeded, UnknownModel, VersionNotServed
+from headway.serving.live.versions import Loader, Version
 from headway.world import move_clock
 from trainer.blobs import Json
 from trainer.spec import parse_run
 
 pytestmark = pytest.mark.xdist_group("live")
+WAIT_SECONDS = 60.0
+
+
+def _slot(server: LiveServer) -> Slot:
+    followed = server.engine._following
+    assert followed is not None
+    slot = followed.endpoints[ENDPOINT].current
+    assert slot is not None
+    return slot
 
 
 def _pid(server: LiveServer) -> int:
-    following = server.engine._following
-    assert following is not None
-    slot = following.endpoints[ENDPOINT].current
-    assert slot is not None
-    return slot.version.pid or 0
+    return _slot(server).version.pid or 0
 
 
 def test_promotions_and_rollbacks_are_followed_under_load_and_no_request_fails(
@@ -98,6 +111,56 @@ def test_a_version_that_does_not_load_leaves_the_old_one_serving_and_is_tried_ag
         assert server.degraded() == ()
 
 
+def test_what_could_not_be_gathered_while_another_version_loads_is_followed_after_it(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, proceed, refused = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(loader: Loader, pointer: Pointer) -> Version:
+        loading.set()
+        assert proceed.wait(WAIT_SECONDS)
+        return first
+
+    def gathered(services: Services, keys: Trust, endpoint: Endpoint) -> Pointer:
+        if endpoint.epoch == 3 and not refused.is_set():
+            refused.set()
+            raise ValueError("half of it is here")
+        return gather(services, keys, endpoint)
+
+    with LiveServer(bench) as server:
+        first = _slot(server).version
+        monkeypatch.setattr(Loader, "load", slowly)
+        monkeypatch.setattr(following, "gather", gathered)
+        another_version(bench, 5)
+        assert loading.wait(WAIT_SECONDS)
+        # Longer than this test waits: it is not tried again before the other one was loaded.
+        monkeypatch.setattr(following, "backoff", lambda failures: 1.0)
+        with opened(bench) as services:
+            rollback(services, keys_of(bench), ENDPOINT, "at once")
+        assert refused.wait(WAIT_SECONDS)
+        proceed.set()
+        server.until(lambda: server.engine.served(ENDPOINT).endpoint_epoch == 3)
+        assert server.degraded() == ()
+
+
+def test_a_process_that_cannot_be_started_now_ends_no_other(
+    bench: Workbench, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def keep_spare(loader: Loader) -> None:
+        tried.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Loader, "keep_spare", keep_spare)
+    with LiveServer(bench, limits=EngineLimits(spare=True)) as server:
+        server.until(tried.is_set)
+        dead = _pid(server)
+        os.kill(dead, signal.SIGKILL)
+        server.ask(rows.slice(0, 1))
+        assert _pid(server) not in (0, dead)
+
+
 def test_a_scoring_process_that_dies_is_replaced_and_requests_wait_for_it(
     bench: Workbench, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +213,21 @@ def test_features_are_computed_once_unrecorded_before_a_version_answers(bench: W
         assert server.engine.ready() == (True, "")
         assert [w.computed for w in made] == [[1]]
         assert server.engine.status().spool.records == 0
+
+
+def test_a_scoring_process_that_hangs_is_replaced_soon_after_the_last_deadline(
+    bench: Workbench, rows: pa.Table
+) -> None:
+    with LiveServer(bench) as server:
+        before = server.ask(rows.slice(0, 1))
+        hung = _pid(server)
+        os.kill(hung, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            server.ask(rows.slice(0, 1), seconds=0.2)
+        # Less than what one score may take.
+        after = server.ask(rows.slice(0, 1), seconds=SCORE_SECONDS - 20)
+        assert _pid(server) != hung
+        assert [a.probability for a in after] == [a.probability for a in before]
 
 
 @pytest.mark.parametrize("how", ["unsigned", "for another epoch", "of another key"])
