@@ -28,7 +28,7 @@ KINDS: tuple[AddressKind, ...] = ("prediction_id", "caller_id", "event_key")
 def add(step: Step, endpoint_id: str, labels: Sequence[LabelFacts]) -> Document:
     """Keep each label once: attached, or in the inbox while no one answer has its address."""
     read_endpoint(step.connection, step.tenant, endpoint_id)
-    stored = _stored(step, [item.label_id for item in labels])
+    stored = read_stored(step.connection, step.tenant, [item.label_id for item in labels])
     candidates = _resolve_all(step, endpoint_id, labels)
     outcomes: list[LabelOutcome] = []
     attached: list[dict[str, object]] = []
@@ -108,6 +108,19 @@ def read_attached(connection: sa.Connection, tenant: str, prediction_ids: Sequen
     return _grouped(rows)
 
 
+def read_stored(connection: sa.Connection, tenant: str, label_ids: Sequence[str]) -> dict[str, Label]:
+    """Return the labels that there are among those asked for, attached or waiting, by id; none is told current."""
+    found: dict[str, Label] = {}
+    for chunk in chunks(label_ids):
+        inbox = (label_inbox.c.tenant_id == tenant, label_inbox.c.label_id.in_(chunk))
+        for row in connection.execute(sa.select(label_inbox).where(*inbox)):
+            found[row.label_id] = Label(label_facts_of_row(row), None, False, row.waiting_for)
+        attached = (label.c.tenant_id == tenant, label.c.label_id.in_(chunk))
+        for row in connection.execute(sa.select(label).where(*attached)):
+            found[row.label_id] = Label(label_facts_of_row(row), row.prediction_id, False, "")
+    return found
+
+
 def read_between(
     connection: sa.Connection, tenant: str, endpoint_id: str, start: int, end: int
 ) -> list[tuple[str, Label]]:
@@ -139,18 +152,6 @@ def _ranked(prediction_id: str, own: list[LabelFacts]) -> list[Label]:
     current = current_of(own)
     ranked = sorted(own, key=lambda facts: facts.order, reverse=True)
     return [Label(facts, prediction_id, facts is current, "") for facts in ranked]
-
-
-def _stored(step: Step, label_ids: list[str]) -> dict[str, Label]:
-    found: dict[str, Label] = {}
-    for chunk in chunks(label_ids):
-        inbox = (label_inbox.c.tenant_id == step.tenant, label_inbox.c.label_id.in_(chunk))
-        for row in step.connection.execute(sa.select(label_inbox).where(*inbox)):
-            found[row.label_id] = Label(label_facts_of_row(row), None, False, row.waiting_for)
-        attached = (label.c.tenant_id == step.tenant, label.c.label_id.in_(chunk))
-        for row in step.connection.execute(sa.select(label).where(*attached)):
-            found[row.label_id] = Label(label_facts_of_row(row), row.prediction_id, False, "")
-    return found
 
 
 def _resolve_all(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from headway.artifacts.digests import Json
 from headway.catalog import labels as label_rows
@@ -88,15 +89,12 @@ class MonitoringCommands(CatalogBase):
         with self.reading(principal) as connection:
             return predictions.read_many(connection, principal.tenant, prediction_ids)
 
-    def predictions_by_caller(self, principal: Principal, endpoint_id: str, caller_id: str) -> list[Prediction]:
-        """Return the endpoint's predictions with this id of the caller's, in order of id."""
+    def predictions_addressed(
+        self, principal: Principal, endpoint_id: str, kind: Literal["caller_id", "event_key"], addresses: Sequence[str]
+    ) -> list[Prediction]:
+        """Return the endpoint's predictions with one of these ids of callers, or about these events, in order of id."""
         with self.reading(principal) as connection:
-            return predictions.read_addressed(connection, principal.tenant, endpoint_id, "caller_id", caller_id)
-
-    def predictions_by_event(self, principal: Principal, endpoint_id: str, event_key: str) -> list[Prediction]:
-        """Return the endpoint's predictions about this event, in order of id."""
-        with self.reading(principal) as connection:
-            return predictions.read_addressed(connection, principal.tenant, endpoint_id, "event_key", event_key)
+            return predictions.read_addressed(connection, principal.tenant, endpoint_id, kind, addresses)
 
     def add_labels(
         self, principal: Principal, key: str | None, labels: tuple[LabelFacts, ...]
@@ -134,6 +132,11 @@ class MonitoringCommands(CatalogBase):
         """Return every label of a prediction, the current one first, then by falling order."""
         with self.reading(principal) as connection:
             return label_rows.read_attached(connection, principal.tenant, [prediction_id]).get(prediction_id, [])
+
+    def labels_by_id(self, principal: Principal, label_ids: Sequence[str]) -> dict[str, Label]:
+        """Return the labels that there are among those asked for, attached or waiting, by id; none is told current."""
+        with self.reading(principal) as connection:
+            return label_rows.read_stored(connection, principal.tenant, label_ids)
 
     def labels_between(self, principal: Principal, endpoint_id: str, start: int, end: int) -> list[tuple[str, Label]]:
         """Return (prediction id, label) of every label of predictions asked in [start, end).

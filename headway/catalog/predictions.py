@@ -115,12 +115,18 @@ def count_asked(connection: sa.Connection, tenant: str, endpoint_id: str, start:
 
 
 def read_addressed(
-    connection: sa.Connection, tenant: str, endpoint_id: str, kind: Literal["caller_id", "event_key"], address: str
+    connection: sa.Connection,
+    tenant: str,
+    endpoint_id: str,
+    kind: Literal["caller_id", "event_key"],
+    addresses: Sequence[str],
 ) -> list[Prediction]:
-    """Return the endpoint's predictions with a caller's id or an event key, in order of id."""
-    mine = (prediction.c.endpoint_id == endpoint_id, prediction.c[kind] == address)
-    statement = _predictions(tenant).where(*mine).order_by(prediction.c.prediction_id)
-    return [prediction_of_row(row) for row in connection.execute(statement)]
+    """Return the endpoint's predictions with one of these ids of callers, or event keys, in order of id."""
+    found: list[Prediction] = []
+    for chunk in chunks(addresses):
+        mine = (prediction.c.endpoint_id == endpoint_id, prediction.c[kind].in_(chunk))
+        found += map(prediction_of_row, connection.execute(_predictions(tenant).where(*mine)))
+    return sorted(found, key=lambda item: item.prediction_id)
 
 
 def asked_in(endpoint_id: str, start: int, end: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -101,7 +101,7 @@ class LabelDesk:
                 facts[place] = _facts(spec, principal, endpoint_id, item, keys.get(place), now)
             except LabelRefused as refusal:
                 answers[place] = _refused(refusal)
-        facts = self._first_seen(principal, endpoint_id, read, facts)
+        facts = self._first_seen(principal, read, facts)
         old = self._too_old(principal, spec, facts, now)
         answers = [old.get(place) or answer for place, answer in enumerate(answers)]
         good = {place: label for place, label in facts.items() if place not in old}
@@ -124,17 +124,14 @@ class LabelDesk:
         return self._pipelines(version.facts.pipeline)
 
     def _first_seen(
-        self, principal: Principal, endpoint_id: str, read: dict[int, LabelItem], facts: dict[int, LabelFacts]
+        self, principal: Principal, read: dict[int, LabelItem], facts: dict[int, LabelFacts]
     ) -> dict[int, LabelFacts]:
         """The facts, where a label that says no time and came before keeps the time at which it came first."""
         undated = {place: label for place, label in facts.items() if read[place].observed_at is None}
         if not undated:
             return facts
-        catalog = self._services.catalog
-        stored: list[Label] = catalog.label_inbox(principal, endpoint_id)
-        for prediction in self._addressed(principal, undated.values()):
-            stored += catalog.labels(principal, prediction.prediction_id)
-        seen = {label.label_id: label.observed_at for label in stored}
+        stored = self._services.catalog.labels_by_id(principal, [label.label_id for label in undated.values()])
+        seen = {label_id: label.observed_at for label_id, label in stored.items()}
         first: dict[str, int] = {}
         for label in undated.values():
             first.setdefault(label.label_id, seen.get(label.label_id, label.observed_at))
@@ -146,10 +143,11 @@ class LabelDesk:
         labels = list(labels)
         ids = {label.prediction_id for label in labels if label.prediction_id is not None}
         found = dict(catalog.predictions_by_id(principal, sorted(ids)))
-        for endpoint, caller in {(x.endpoint_id, x.caller_id) for x in labels if x.caller_id is not None}:
-            found |= {p.prediction_id: p for p in catalog.predictions_by_caller(principal, endpoint, caller)}
-        for endpoint, key in {(x.endpoint_id, x.event_key) for x in labels if x.event_key is not None}:
-            found |= {p.prediction_id: p for p in catalog.predictions_by_event(principal, endpoint, key)}
+        for endpoint in {x.endpoint_id for x in labels}:
+            for kind in ("caller_id", "event_key"):
+                addresses = {getattr(x, kind) for x in labels if x.endpoint_id == endpoint} - {None}
+                for p in catalog.predictions_addressed(principal, endpoint, kind, sorted(addresses)):
+                    found[p.prediction_id] = p
         return list(found.values())
 
     def _too_old(

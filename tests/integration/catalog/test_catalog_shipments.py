@@ -30,9 +30,9 @@ def test_a_shipped_answer_keeps_every_fact(catalog: Catalog) -> None:
     assert {name: getattr(found, name) for name in vars(given)} == vars(given)
     assert (found.model_id, found.model_version, found.log_server, found.log_segment) == (MODEL, 1, "main", "000001")
     assert catalog.prediction(ALICE, "p1") == found
-    assert catalog.predictions_by_caller(ALICE, ENDPOINT, "caller-p1") == [found]
-    assert catalog.predictions_by_event(ALICE, ENDPOINT, "event-p1") == [found]
-    assert catalog.predictions_by_caller(ALICE, "other", "caller-p1") == []
+    assert catalog.predictions_addressed(ALICE, ENDPOINT, "caller_id", ["caller-p1"]) == [found]
+    assert catalog.predictions_addressed(ALICE, ENDPOINT, "event_key", ["event-p1"]) == [found]
+    assert catalog.predictions_addressed(ALICE, "other", "caller_id", ["caller-p1"]) == []
 
 
 def test_a_range_is_recorded_once_and_ranges_follow_each_other(catalog: Catalog) -> None:
@@ -142,6 +142,6 @@ def test_answers_and_segments_of_another_tenant_are_not_seen(catalog: Catalog) -
     assert catalog.segment_cursor(MALLORY, "main", "000001") == 0
     assert catalog.predictions(MALLORY, ENDPOINT, NOW, NOW + 1) == []
     assert catalog.predictions_by_id(MALLORY, ["p1"]) == {}
-    assert catalog.predictions_by_caller(MALLORY, ENDPOINT, "caller-p1") == []
+    assert catalog.predictions_addressed(MALLORY, ENDPOINT, "caller_id", ["caller-p1"]) == []
     assert catalog.record_shipment(MALLORY, None, shipment(answer("p1", score=0.5))) == 1
     assert catalog.prediction(ALICE, "p1").score == 0.25

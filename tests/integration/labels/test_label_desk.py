@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import event
 from support.catalog_facts import ALICE, MALLORY
 from support.loop_labels import DAY, NOW, Answered, answered, prediction, promote_one, spec_of
 from support.registry_facts import ENDPOINT
@@ -180,6 +181,27 @@ def test_one_bad_item_stops_no_other(world: Answered) -> None:
     assert _statuses(told) == ["refused", "refused", "accepted", "refused"]
     assert all(t["message"] and t["reason"] for t in told if t["status"] == "refused")
     assert (world.current("p"), world.current("q")) == (None, 1)
+
+
+def test_many_labels_take_no_more_statements_than_few(world: Answered) -> None:
+    statements: list[str] = []
+    engine = world.catalog.database.engine
+
+    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        statements.append(statement)
+
+    def taken(prefix: str, count: int) -> int:
+        statements.clear()
+        items = [{"id": f"{prefix}{i}", "value": 1} for i in range(count)]
+        items += [{"match": _event(f"{prefix}{i}", "2013-07-01T00:00:00Z"), "value": 1} for i in range(count)]
+        assert set(_statuses(world.accept(*items))) == {"waiting"}
+        return len(statements)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        assert taken("many", 100) <= taken("few", 1)
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 def test_an_endpoint_that_answered_nothing_is_named(world: Answered) -> None:
