@@ -86,7 +86,7 @@ class LateServices:
 class OnlineKeeper:
     """A thread that syncs the online store every few seconds, and at once when a replay's clock moves.
 
-    What cannot be had now (the catalog, the store, a source) is logged once per kind, and tried again.
+    What cannot be had now (the catalog, the store, a source, room on a disk) is logged once per kind, and tried again.
     """
 
     def __init__(
@@ -122,17 +122,18 @@ class OnlineKeeper:
     def _replayed(self) -> int | None:
         try:
             return replayed_time(self._clock)
-        except HeadwayError:
+        except (HeadwayError, OSError):
             # The sync that follows says it by name.
             return None
 
     def _sync(self, pipeline: Pipeline) -> None:
         try:
             report = sync_online(self._services.get(), pipeline, self._online)
-        except HeadwayError as error:
+        except Exception as error:  # noqa: BLE001 - without this thread, every feature would grow old in silence
             kind = type(error).__name__
             if self._trouble.get(pipeline.name) != kind:
-                log("online_sync_failed", logging.WARNING, pipeline=pipeline.name, kind=kind)
+                places = None if isinstance(error, HeadwayError) else error
+                log("online_sync_failed", logging.WARNING, places, pipeline=pipeline.name, kind=kind)
             self._trouble[pipeline.name] = kind
             return
         if self._trouble.pop(pipeline.name, None) is not None:

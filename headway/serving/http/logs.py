@@ -44,10 +44,10 @@ def configure(level: str) -> None:
         logger.setLevel(least)
 
 
-def log(event: str, level: int = logging.INFO, **facts: object) -> None:
-    """Write one line, if its level is asked for."""
+def log(event: str, level: int = logging.INFO, error: BaseException | None = None, /, **facts: object) -> None:
+    """Write one line, with the places of an error where one is given, if its level is asked for."""
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, event, extra={"facts": facts})
+        LOGGER.log(level, event, exc_info=error, extra={"facts": facts})
 
 
 def _places(error: BaseException) -> list[str]:

@@ -180,7 +180,8 @@ class Spool:
             os.ftruncate(self._file, end)
         except OSError:
             logger.exception("half a record stays at the end of %s", self._name)
-            self._seal()
+            # A disk that does not cut may not flush either, and nothing may be written behind half a record.
+            self._end()
 
     def _open(self) -> None:
         last = max(self._sealed, default="")
@@ -197,11 +198,15 @@ class Spool:
     def _seal(self) -> None:
         if self._file is not None:
             os.fdatasync(self._file)
-            os.close(self._file)
-            self._sealed[self._name] = (self._records, self._bytes)
-            self._file = None
-            self._records = self._bytes = self._unsynced = 0
-            self._dirty.clear()
+            self._end()
+
+    def _end(self) -> None:
+        assert self._file is not None
+        os.close(self._file)
+        self._sealed[self._name] = (self._records, self._bytes)
+        self._file = None
+        self._records = self._bytes = self._unsynced = 0
+        self._dirty.clear()
 
     def _total(self) -> int:
         return self._bytes + sum(size for _, size in self._sealed.values())

@@ -1,5 +1,6 @@
 """The online store is kept current without the catalog's help being needed, and trouble is told once."""
 
+import errno
 import json
 import logging
 import time
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from sqlalchemy.exc import DatabaseError
 
 from headway.catalog.errors import CatalogUnavailable
 from headway.home import Settings, load_settings
@@ -54,15 +56,19 @@ def report(rows: int) -> Any:  # noqa: ANN401
     return SimpleNamespace(rows_read=rows, rows_written=rows, versions_read=1, skipped={}, seconds=0.1)
 
 
+@pytest.mark.parametrize(
+    "trouble",
+    [CatalogUnavailable("away"), OSError(errno.ENOSPC, "No space left on device"), DatabaseError("", {}, Exception())],
+)
 def test_trouble_is_told_once_and_its_end_as_well(
-    settings: Settings, events: list[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, events: list[str], monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     turns: list[int] = []
 
     def sync(*_: object) -> Any:  # noqa: ANN401
         turns.append(1)
         if len(turns) <= 3:
-            raise CatalogUnavailable("away")
+            raise trouble
         return report(7 if len(turns) == 4 else 0)
 
     monkeypatch.setattr(keeping, "sync_online", sync)

@@ -123,11 +123,16 @@ def test_a_full_log_takes_nothing_of_a_group_and_takes_again_after_shipping(spoo
     assert _records(spool.folder) == [b"y" * 100, b"z" * 100]
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_record_leaves_no_half(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", [(), ("ftruncate",), ("ftruncate", "fdatasync")])
+def test_a_disk_that_fills_in_the_middle_of_a_record_hides_no_other(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
 ) -> None:
+    def broken(*_: int) -> None:
+        raise OSError(5, "Input/output error")
+
     spool.append([b"before"], MUCH)
     real = os.write
+    kept = {name: getattr(os, name) for name in refused}
 
     def full(descriptor: int, data: bytes) -> int:
         if len(data) > 10:
@@ -135,9 +140,13 @@ def test_a_disk_that_fills_in_the_middle_of_a_record_leaves_no_half(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.os, "write", full)
+    for name in refused:
+        monkeypatch.setattr(module.os, name, broken)
     with pytest.raises(SpoolFull, match="No space left"):
         spool.append([b"too much"], MUCH)
     monkeypatch.setattr(module.os, "write", real)
+    for name in refused:
+        monkeypatch.setattr(module.os, name, kept[name])
     spool.append([b"after"], MUCH)
     assert _records(spool.folder) == [b"before", b"after"]
 
