@@ -70,7 +70,7 @@ class Lane:
         self._waiting: deque[Asked] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"headway-lane-{name}")
         self._busy = False
-        self._row_seconds = 0.0
+        self._batch_seconds = 0.0
         self.rows = 0
 
     @property
@@ -114,10 +114,12 @@ class Lane:
 
     def _admit(self, asked: Asked) -> None:
         ahead = self.rows
+        # By batches, not rows: what waits together is answered together, at nearly the cost of one.
+        wait = (ahead // self._batch_rows + 1) * self._batch_seconds
         if ahead and ahead + asked.rows > self._queue_rows:
-            raise QueueFull(ahead, self._queue_rows, max(0.1, ahead * self._row_seconds))
-        if ahead and time.monotonic() + ahead * self._row_seconds > asked.deadline:
-            raise QueueFull(ahead, self._queue_rows, ahead * self._row_seconds)
+            raise QueueFull(ahead, self._queue_rows, max(0.1, wait))
+        if ahead and time.monotonic() + wait > asked.deadline:
+            raise QueueFull(ahead, self._queue_rows, wait)
 
     def _pump(self) -> None:
         if self._busy:
@@ -156,11 +158,10 @@ class Lane:
         if error is not None:
             logger.error("a batch of %d requests failed", len(batch), exc_info=error)
         outcomes = [error] * len(batch) if error is not None else done.result()
-        answered = sum(len(outcome) for outcome in outcomes if isinstance(outcome, list))
-        if answered:
-            # A process that hung or was replaced says nothing about how long the next rows will take.
-            spent = (time.monotonic() - begun) / answered
-            self._row_seconds = spent if self._row_seconds == 0 else 0.8 * self._row_seconds + 0.2 * spent
+        if any(isinstance(outcome, list) for outcome in outcomes):
+            # A process that hung or was replaced says nothing about how long the next batch will take.
+            spent = time.monotonic() - begun
+            self._batch_seconds = spent if self._batch_seconds == 0 else 0.8 * self._batch_seconds + 0.2 * spent
         # What waits is begun before the answers are written, so that thread and loop work at once.
         self._pump()
         for asked, outcome in zip(batch, outcomes, strict=True):

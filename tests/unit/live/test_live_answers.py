@@ -241,6 +241,43 @@ def test_who_cannot_be_answered_in_time_is_refused_at_the_door(spool: Spool) -> 
     asyncio.run(run())
 
 
+def test_a_burst_that_goes_in_few_batches_is_taken_whole(spool: Spool) -> None:
+    pause = threading.Event()
+    features = EchoFeatures(before=lambda: pause.wait(0.2))
+    slot = slot_of(EchoVersion())
+
+    async def run() -> None:
+        lane = _lane(features, spool)
+        for i in range(3):
+            await outcome(lane, asked_of(slot, [i]))
+        # Four batches of what one row took; by rows it would be 40 s.
+        burst = [outcome(lane, asked_of(slot, [i], seconds=30.0)) for i in range(200)]
+        assert [len(_scores(f)) for f in await asyncio.gather(*burst)] == [1] * 200
+        lane.close()
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_nobody_got_an_answer_from_tells_nothing_of_the_next(spool: Spool) -> None:
+    held = threading.Event()
+    features = EchoFeatures()
+    slot = slot_of(EchoVersion())
+
+    async def run() -> None:
+        lane = _lane(features, spool, batch_rows=1)
+        await outcome(lane, asked_of(slot, [1]))
+        features.before = lambda: held.wait(1.0)
+        assert isinstance(await outcome(lane, asked_of(slot, [2], seconds=0.1)), DeadlineExceeded)
+        while not lane.idle:
+            await asyncio.sleep(0.01)
+        features.before = lambda: None
+        after = [outcome(lane, asked_of(slot, [i], seconds=2.0)) for i in range(20)]
+        assert [len(_scores(f)) for f in await asyncio.gather(*after)] == [1] * 20
+        lane.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("policy", ["must_log", "drop"])
 def test_a_full_log_does_as_declared_and_heals(spool: Spool, policy: str) -> None:
     slot = slot_of(EchoVersion(), log=InferenceLogSpec(policy=policy, max_bytes=4096))  # type: ignore[arg-type]
