@@ -1,13 +1,19 @@
 """`headway drift`: runs declared cases, and shows what reports said of an endpoint."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headway.errors import HeadwayError
 from headway.home import Settings
+
+if TYPE_CHECKING:
+    from headway.catalog.monitoring_facts import Report
 
 
 class NoReports(HeadwayError):
@@ -56,7 +62,7 @@ def _line(answer: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def show(settings: Settings, endpoint: str, model_version: int | None, week: str | None, as_json: bool) -> None:
-    """Show the drift reports in force of ENDPOINT, week by week.
+    """Show the drift reports in force of ENDPOINT, week by week, and each incident once, however long it lasted.
 
     Exits 2 when there are none.
     """
@@ -85,6 +91,25 @@ def show(settings: Settings, endpoint: str, model_version: int | None, week: str
         if week is not None:
             for line in _feature_lines(document):
                 click.echo(line)
+    if week is None:
+        for line in _incident_lines(found, documents):
+            click.echo(line)
+
+
+def _incident_lines(reports: Sequence[Report], documents: Sequence[dict[str, Any]]) -> list[str]:
+    """One line per incident of each version, however many weeks it lasted."""
+    from headway.monitoring.incidents import Incident, episodes
+
+    weeks: dict[int | None, list[tuple[str, list[Incident]]]] = {}
+    for report, document in zip(reports, documents, strict=True):
+        told = [Incident(i["kind"], i["feature"], i["detail"]) for i in document["incidents"]]
+        weeks.setdefault(report.model_version, []).append((report.window, told))
+    return [
+        f"incident {e.kind} {e.feature}, version {version}, {e.first}"
+        + (f" to {e.last}: {e.detail}" if e.windows > 1 else f": {e.detail}")
+        for version, windows in weeks.items()
+        for e in episodes(windows)
+    ]
 
 
 def _feature_lines(document: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.monitoring.drift import DriftPolicy, FeatureVerdict, WindowVerdict, judge_window
 from headway.monitoring.estimate import Estimate, estimate_quality
+from headway.monitoring.labels import predictions_between
 from headway.monitoring.maturity import (
     HISTORY_WEEKS,
     Answered,
@@ -60,7 +61,6 @@ IMMATURE = "immature"
 DEFAULT_LOSS = 0.03
 SEGMENT_MINIMUM = 500
 _PLOTTED_FEATURES = 6
-_PAGE = 10_000
 _LEAST_DAY_ROWS = 20
 # How far back a week is still a neighbour, whose weather is like this one's.
 _WEEKS_BACK = 3
@@ -142,7 +142,7 @@ class _Week:
 def answered_versions(services: Services, endpoint_id: str, week: str) -> tuple[int, ...]:
     """The model versions that answered in a week, the one with most answers first."""
     start, end = week_bounds(week)
-    counts = Counter(p.model_version for p in _predictions(services, endpoint_id, start, end))
+    counts = Counter(p.model_version for p in predictions_between(services, endpoint_id, start, end))
     return tuple(sorted(counts, key=lambda v: (-counts[v], v)))
 
 
@@ -263,7 +263,7 @@ def label_report(services: Services, pipeline: Pipeline, endpoint_id: str, week:
     """
     monitoring = _monitoring(pipeline)
     span = _span(endpoint_id, week, now)
-    answers = list(_predictions(services, endpoint_id, span.start, span.end))
+    answers = list(predictions_between(services, endpoint_id, span.start, span.end))
     if not answers:
         return LabelReport(**_empty("labels", span, None))
     labels = _labels(services, span)
@@ -429,17 +429,10 @@ def _span(endpoint_id: str, week: str, now: int) -> _Week:
     return _Week(endpoint_id, week, start, end, now)
 
 
-def _predictions(services: Services, endpoint_id: str, start: int, end: int) -> Iterable[Prediction]:
-    after = ""
-    while page := services.catalog.predictions(services.principal, endpoint_id, start, end, after=after, limit=_PAGE):
-        yield from page
-        after = page[-1].prediction_id
-
-
 def _of_version(services: Services, span: _Week, model_version: int | None) -> tuple[int | None, list[Prediction]]:
     """The answers of the asked version, or of the one with most."""
     found: dict[int, list[Prediction]] = {}
-    for prediction in _predictions(services, span.endpoint_id, span.start, span.end):
+    for prediction in predictions_between(services, span.endpoint_id, span.start, span.end):
         found.setdefault(prediction.model_version, []).append(prediction)
     if model_version is None:
         model_version = max(found, key=lambda v: (len(found[v]), -v), default=None)
@@ -454,7 +447,7 @@ def _sound_before(services: Services, spec: PipelineSpec, version: ModelVersion,
         start = span.start - back * WEEK_US
         if week_key(start) in broken:
             continue
-        answers = list(_predictions(services, span.endpoint_id, start, start + WEEK_US))
+        answers = list(predictions_between(services, span.endpoint_id, start, start + WEEK_US))
         if answers:
             return answered_window(services, spec, version, answers)
     return None
@@ -488,7 +481,7 @@ def _cohort(services: Services, monitoring: MonitoringSpec, span: _Week, answere
 def _expected_share(services: Services, monitoring: MonitoringSpec, span: _Week) -> float:
     """What earlier answers say about how many labels come at all."""
     earlier = _Week(span.endpoint_id, span.key, span.start - HISTORY_WEEKS * WEEK_US, span.start, span.now)
-    answers = list(_predictions(services, span.endpoint_id, earlier.start, earlier.end))
+    answers = list(predictions_between(services, span.endpoint_id, earlier.start, earlier.end))
     history = _answered(answers, _labels(services, earlier), span.now)
     return expected_share(history, span.now, duration_us(monitoring.labels.expected_within))
 

@@ -94,6 +94,8 @@ def test_weeks_are_judged_against_the_frozen_reference_and_show_it(bench: Workbe
     assert "drift: moved: " in lines[1]
     assert "by chance" in lines[1]
     assert "persistence raised" in lines[1]
+    told = [line.split(":")[0] for line in lines[4:]]
+    assert told == [f"incident unit_change {name}, version 1, {WEEKS[2]}" for name in ("doubled", "size")]
     week = bench.run("drift", "show", ENDPOINT, "--week", WEEKS[2])
     assert "incident unit_change size" in week.stdout
     everything = json.loads(bench.run("drift", "show", ENDPOINT, "--json").stdout)
