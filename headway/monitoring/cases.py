@@ -30,6 +30,10 @@ from headway.monitoring.reference import Column, Ints, Reference, Window, column
 
 Case = dict[str, Any]
 
+_EXPECTED = {"verdict": str, "incidents": list, "features": dict}
+# Years 1 to 9999, so that the span of any two fits into 64 bits.
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+
 
 def run_cases(path: Path) -> list[Case]:
     """Judge every case of a file.
@@ -73,9 +77,21 @@ def _read(
         skipped=_shares(case, "skipped", where),
         feature_set_version=versions.get("current"),
     )
-    expected = field(case, "expected", where, dict) if "expected" in case else {}
+    expected = _expected(case, where)
     before = _window(field(case, "before", where, dict), None, None, f"{where}, before") if "before" in case else None
     return name, reference, current, before, _policy(case, where, policy), expected
+
+
+def _expected(case: Case, where: str) -> Case:
+    """What a case expects. Raises `CaseFileError` where nothing of it would be compared: it would always agree."""
+    if "expected" not in case:
+        return {}
+    expected = field(case, "expected", where, dict)
+    for name in _EXPECTED.keys() & expected.keys():
+        field(expected, name, f"{where}, expected", _EXPECTED[name])
+    if expected and not _EXPECTED.keys() & expected.keys():
+        raise CaseFileError(f"{where}: expected holds only {sorted(expected)}", f"compared are {sorted(_EXPECTED)}")
+    return expected
 
 
 def _answer(
@@ -194,4 +210,7 @@ def _times(values: Sequence[Any], where: str) -> Ints:
                 f"{where}: time {value!r:.60}: {error}", "write ISO 8601 with offset, or microseconds UTC"
             ) from error
         found.append(round(moment.timestamp() * 1_000_000))
+    outside = next((moment for moment in found if not _FIRST <= moment <= _LAST), None)
+    if outside is not None:
+        raise CaseFileError(f"{where}: time {outside} is outside the years 1 to 9999", "write microseconds UTC")
     return np.array(found, np.int64)

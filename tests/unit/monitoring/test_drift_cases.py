@@ -104,6 +104,11 @@ def test_entities_times_and_policies_are_read(tmp_path: Path) -> None:
         ({"times": {"current": ["noon"] * 600}}, "'noon'"),
         ({"stale": {"v": 2}}, "stale of 'v' is 2"),
         ({"name": 1}, "field 'name' is 1"),
+        ({"times": {"current": [10**19] * 600}}, "outside the years 1 to 9999"),
+        ({"times": {"current": [-(2**63)] * 600}}, "outside the years 1 to 9999"),
+        ({"expected": {"verdikt": "drift"}}, "expected holds only ['verdikt']"),
+        ({"expected": {"incidents": 5}}, "field 'incidents' is 5, needed is list"),
+        ({"expected": {"features": ["x"]}}, "field 'features' is ['x'], needed is dict"),
     ],
 )
 def test_a_fault_is_told_with_its_place_before_anything_is_judged(
