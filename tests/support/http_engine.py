@@ -117,6 +117,7 @@ class DoubleEngine:
             feature_set_version=1,
             degraded=self.degraded,
             spec=spec_of_double(),
+            run_id="run-3",
         )
 
     def models(self) -> tuple[str, ...]:

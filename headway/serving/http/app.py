@@ -189,6 +189,7 @@ class _Routes:
             code=code,
             model=model,
             version=version,
+            run="" if served is None else served.run_id,
             rows=len(call.answers),
             prediction_ids=call.prediction_ids,
             ms=round(seconds * 1000, 3),

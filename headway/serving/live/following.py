@@ -386,4 +386,5 @@ def _served(pointer: Pointer, pipeline: Pipeline) -> Served:
         feature_set_version=facts.feature_set_version,
         degraded=(),
         spec=pipeline.spec,
+        run_id=pointer.version.run_id,
     )

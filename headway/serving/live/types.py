@@ -117,7 +117,8 @@ class Served:
     """The version that answers now. `degraded` lists what a caller should know, such as `catalog_unreachable`.
 
     Codes of `degraded`: `catalog_unreachable`, `load_failed:<version>@epoch <epoch>`, `log_full`.
-    `contract` is the model's contract document (`inputs` and `output`), `contract_hash` its digest.
+    `contract` is the model's contract document (`inputs` and `output`), `contract_hash` its digest. `run_id` is the
+    training run that made the version.
     """
 
     model_id: str
@@ -131,6 +132,7 @@ class Served:
     feature_set_version: int
     degraded: tuple[str, ...]
     spec: PipelineSpec = field(repr=False)
+    run_id: str
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def test_a_line_per_request_has_ids_and_times_and_no_values(lines: list[dict[str
     assert found[0]["id"] == "mine"
     assert found[0]["prediction_ids"] == ["p001-0", "p001-1"]
     assert (found[0]["version"], found[0]["rows"], found[0]["queue_us"], found[0]["compute_us"]) == ("3", 2, 120, 80)
+    assert found[0]["run"] == "run-3"
     assert found[4]["counts"] == {"accepted": 1}
     assert SECRET not in json.dumps(found)
 
