@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from headway.declaration import duration_us
 from headway.errors import HeadwayError
-from headway.serving.http.body import BINARY_HEADER, off_loop, read_body
+from headway.serving.http.body import BINARY_HEADER, LARGE, off_loop, read_body
 from headway.serving.http.faults import INTERNAL, Fault, fault_of, retry_after
 from headway.serving.http.labels import Accept, LabelRoute
 from headway.serving.http.logs import log
@@ -95,6 +95,7 @@ class _Routes:
         self._limits = limits
         self._metrics = metrics
         self._in_flight = 0
+        self._long_bodies = 0
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(page(self._engine, str(request.base_url).rstrip("/")))
@@ -129,8 +130,8 @@ class _Routes:
         began = time.monotonic()
         code, counts = "ok", {}
         try:
+            body = await self._body(request)
             with self._place():
-                body = await read_body(request, self._limits)
                 data, outcomes = await self._labels.answer(body, request.headers.get("idempotency-key"))
             self._metrics.labels(code, outcomes)
             counts = msgspec.json.decode(data)["counts"]
@@ -146,8 +147,7 @@ class _Routes:
         call = _Call(request.path_params["model"])
         code = INTERNAL
         try:
-            with self._place():
-                response = await self._inferred(request, call)
+            response = await self._inferred(request, call)
             code = "ok"
             return response
         except (Fault, HeadwayError) as error:
@@ -159,7 +159,24 @@ class _Routes:
 
     async def _inferred(self, request: Request, call: _Call) -> Response:
         call.served = served = self._served(request)
-        body = await read_body(request, self._limits)
+        body = await self._body(request)
+        with self._place():
+            return await self._answered(request, call, served, body)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body. Whoever sends it slowly takes no place of those that can be answered; long ones have few places."""
+        length = request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) <= LARGE:
+            return await read_body(request, self._limits)
+        if self._long_bodies >= self._limits.long_bodies:
+            raise Fault("overloaded", f"{self._long_bodies} long bodies are on their way, which is the limit")
+        self._long_bodies += 1
+        try:
+            return await read_body(request, self._limits)
+        finally:
+            self._long_bodies -= 1
+
+    async def _answered(self, request: Request, call: _Call, served: Served, body: bytes) -> Response:
         length = request.headers.get(BINARY_HEADER)
         asked = await off_loop(len(body), lambda: read_inference(body, length, served, self._limits))
         call.request_id = asked.request_id or call.request_id

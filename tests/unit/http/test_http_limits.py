@@ -228,6 +228,34 @@ def test_more_requests_than_places_are_refused_and_health_still_answers(engine: 
     assert infer(app_of(engine), asked()).status_code == 200
 
 
+def test_clients_that_send_slowly_take_no_place_of_others(engine: DoubleEngine) -> None:
+    async def crowd() -> tuple[httpx.Response, httpx.Response, list[httpx.Response]]:
+        proceed = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield BODY[:10]
+            await proceed.wait()
+            yield BODY[10:]
+
+        async with client_of(app_of(engine, Limits(in_flight=1, long_bodies=2))) as client:
+            short = {"content-length": str(len(BODY))}
+            sending = [client.post(INFER, content=slow(), headers=short) for _ in range(5)]
+            sending += [client.post(INFER, content=slow()) for _ in range(2)]
+            going = [asyncio.ensure_future(s) for s in sending]
+            for _ in range(100):
+                await asyncio.sleep(0)
+            other = await client.post(INFER, json=asked())
+            long = await client.post(INFER, content=slow())
+            proceed.set()
+            return other, long, [await g for g in going]
+
+    other, long, slow = asyncio.run(crowd())
+    assert other.status_code == 200
+    assert code_of(long) == (503, "overloaded")
+    assert {s.status_code for s in slow} <= {200, 503}
+    assert slow[0].status_code == 200
+
+
 @pytest.mark.parametrize("told", ["0", "-5", "1.5", "x", "", "1e3", "99999999999", "60001"])
 def test_deadlines_that_mean_nothing_are_refused(engine: DoubleEngine, told: str) -> None:
     assert code_of(posted(engine, BODY, headers={"x-deadline-ms": told})) == (400, "bad_request")
