@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.http_load import Load, closed_loop, cpu_seconds, open_loop, request_bytes
 from headway.cli.ui import free_port
+from headway.datasets.zones import DAY_US
 from headway.features.online import online_store_for
 from headway.features.online.scopes import entity_of, scopes_of
 from headway.features.online.store import StoreKey
@@ -113,7 +114,7 @@ def _arguments() -> argparse.Namespace:
 def _events(services: Services, pipeline: Pipeline, now: int, most: int) -> list[Asked]:
     """Events of the last days before `now`, newest first."""
     found: list[Asked] = []
-    for partition in reversed(partitions_between(pipeline.spec, now - 3 * 86_400_000_000, now)):
+    for partition in reversed(partitions_between(pipeline.spec, now - 3 * DAY_US, now)):
         found += [e for e in events_of(services, pipeline, partition, most) if e.at <= now]
     return sorted(found, key=lambda e: e.at, reverse=True)[:most]
 
