@@ -73,6 +73,13 @@ class _Shop:
     lookup: Lookup
     report: ShipReport
     digests: RowDigests = field(default_factory=dict)
+    _pipelines: dict[str, Pipeline | None] = field(default_factory=dict[str, Pipeline | None])
+
+    def pipeline(self, name: str) -> Pipeline | None:
+        """The pipeline of a name, looked up once: to load a declaration takes longer than to ship many answers."""
+        if name not in self._pipelines:
+            self._pipelines[name] = self.lookup(name)
+        return self._pipelines[name]
 
 
 def ship(services: Services, lookup: Lookup, serving_folder: Path, *, seal: bool = False) -> ShipReport:
@@ -120,7 +127,7 @@ def _ship_some(shop: _Shop, server: str, spool: Path, schemas: Schemas, name: st
     cursor = services.catalog.segment_cursor(services.principal, server, name)
     scan = scan_segment(segment_file(spool, name), cursor, sealed=sealed, most=RECORDS_OF_A_SHIPMENT)
     records = [decode_record(data) for data in scan.records]
-    known = [shop.lookup(r.pipeline) if r.tenant == services.principal.tenant else None for r in records]
+    known = [shop.pipeline(r.pipeline) if r.tenant == services.principal.tenant else None for r in records]
     if None in known:
         records = records[: known.index(None)]
         report.left += 1
@@ -167,7 +174,7 @@ def _document(
 ) -> tuple[list[PredictionFacts], tuple[Any, ...]]:
     """Store the document of answers that rest on the same inputs; their facts, and its blobs."""
     first, services = records[0], shop.services
-    pipeline = shop.lookup(first.pipeline)
+    pipeline = shop.pipeline(first.pipeline)
     assert pipeline is not None
     asked, columns = schemas.read(first.schema)
     requests = table_of(asked, [r.request for r in records])

@@ -93,6 +93,18 @@ def test_answers_are_shipped_with_what_labels_and_quality_need(
     assert segments(_spool(bench)) == []
 
 
+def test_a_pipeline_is_looked_up_once_however_many_answers_it_gave(
+    answered: tuple[Workbench, list[Logged]], tmp_path: Path
+) -> None:
+    """To load a declaration takes a while, and nobody else ships meanwhile."""
+    bench = copied(answered[0], tmp_path / "bench")
+    pipeline = pipeline_of(bench)
+    asked: list[str] = []
+    with opened(bench) as services:
+        done = ship(services, lambda name: asked.append(name) or pipeline, bench.home / "serving")
+    assert done.shipped > len(asked) == 1
+
+
 def test_what_was_answered_online_is_explained_down_to_raw_rows(
     answered: tuple[Workbench, list[Logged]], tmp_path: Path
 ) -> None:
