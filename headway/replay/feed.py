@@ -1,8 +1,10 @@
 """Plays recorded events through a running server: asks at their time, reports outcomes when they come in.
 
 The clock of the world is moved from event to event; nothing sleeps. The online store is brought up to a request's time
-first, unless it was within ten minutes before: a window of an hour would otherwise miss much of its hour. Called again it goes on from where the clock stands: events until then are done, outcomes that were still to be
-reported are reported by the caller's id.
+first, unless it was within ten minutes before: a window of an hour would otherwise miss much of its hour.
+
+Called again it goes on from where the clock stands: events until then are done, outcomes that were still to be reported
+are reported by the caller's id.
 """
 
 from __future__ import annotations
