@@ -13,7 +13,8 @@ Kinds, in the order of the checks:
   which drift could mimic.
   Rows far outside the reference's range that a large factor brings back into it are an incident as well when they are
   1 % or more. A season can hide a change of scale, since a mild week in Celsius is no stranger to a reference than a
-  hard frost in Fahrenheit: affine changes are looked for against the last sound window before this one as well.
+  hard frost in Fahrenheit: affine changes of temperatures are looked for against the last sound window before this one
+  as well.
 * `new_value`: another number where training held one only. `new_category`: categories that training did not hold,
   beyond what its own rare ones let expect (Good-Turing: the share of values seen once estimates the chance that the
   next row's value is new).
@@ -161,7 +162,8 @@ def value_incidents(
         columns: the window's columns that are of the reference's kind.
         codes: the bin of each of their values.
         window: for the times of its rows.
-        before: the last sound window before it, None without one.
+        before: the last sound window before it, of features on a scale with a zero of its own (temperatures); None
+            without one.
     """
     found: list[Incident] = []
     days = list(_days(window))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,9 @@ DEFAULT_LOSS = 0.03
 SEGMENT_MINIMUM = 500
 _PLOTTED_FEATURES = 6
 _LEAST_DAY_ROWS = 20
+# Scales between which values change by a factor and a shift.
+_TEMPERATURES = frozenset({"degf", "degc", "f", "c", "k", "fahrenheit", "celsius", "kelvin"})
+_OF_THE_SCALE = frozenset({"mean", "min", "max", "first", "last"})
 # How far back a week is still a neighbour, whose weather is like this one's.
 _WEEKS_BACK = 3
 _AGES = {"1h": 3_600_000_000, "1d": DAY_US, "2d": 2 * DAY_US, "3d": 3 * DAY_US, "7d": WEEK_US, "14d": 2 * WEEK_US}
@@ -440,7 +443,10 @@ def _of_version(services: Services, span: _Week, model_version: int | None) -> t
 
 
 def _sound_before(services: Services, spec: PipelineSpec, version: ModelVersion, span: _Week) -> Window | None:
-    """The answers, of whatever version, of the nearest week before without an incident; None without one close by."""
+    """Temperatures of the nearest week before without an incident, of whatever version; None without one close by."""
+    temperatures = [n for n, unit in feature_units(spec).items() if unit.strip("°").lower() in _TEMPERATURES]
+    if not temperatures:
+        return None
     reports = services.catalog.reports(services.principal, span.endpoint_id, kind="drift")
     broken = {r.window for r in reports if r.verdict == "data_incident"}
     for back in range(1, _WEEKS_BACK + 1):
@@ -449,8 +455,20 @@ def _sound_before(services: Services, spec: PipelineSpec, version: ModelVersion,
             continue
         answers = list(predictions_between(services, span.endpoint_id, start, start + WEEK_US))
         if answers:
-            return answered_window(services, spec, version, answers)
+            found = answered_window(services, spec, version, answers)
+            return replace(found, columns={n: c for n, c in found.columns.items() if n in temperatures})
     return None
+
+
+def feature_units(spec: PipelineSpec) -> dict[str, str]:
+    """The declared unit of each feature that has one: that of the column which it reads, where it keeps its scale."""
+    found: dict[str, str] = {}
+    for view_name, view in spec.features.views.items():
+        columns = spec.sources[view.source].columns
+        kept = {name: feature.latest for name, feature in view.latest_features().items()}
+        kept |= {n: f.window for n, f in view.window_features().items() if f.aggregate in _OF_THE_SCALE}
+        found |= {f"{view_name}__{n}": unit for n, column in kept.items() if (unit := columns[column].unit)}
+    return found
 
 
 def _labels(services: Services, span: _Week) -> dict[str, Label]:

@@ -8,9 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from support.monitoring_worlds import DAY, START, calibrated
 
+from headway.loading import load_pipeline
 from headway.monitoring.cases import run_cases
 from headway.monitoring.drift import DriftPolicy, judge_window
 from headway.monitoring.reference import Reference, Window, numeric_column
+from headway.monitoring.reports import feature_units
 
 POLICY = DriftPolicy(minimum=300)
 WEEK = 7 * DAY
@@ -54,6 +56,13 @@ def test_weather_that_turns_between_weeks_is_none(reference: Reference, seed: in
     rng = np.random.default_rng([6, seed])
     judged = judge_window(reference, _current(_week(rng, 50 + fall)), POLICY, _current(_week(rng, 50)))
     assert not judged.incidents
+
+
+def test_only_temperatures_are_compared_with_the_week_before() -> None:
+    """Delays after a storm are also as if they had been Celsius and came in Fahrenheit."""
+    units = feature_units(load_pipeline("flight_delay").spec)
+    assert {n for n, u in units.items() if u == "degF"} == {"weather_at_origin__temp", "weather_at_origin__dewp"}
+    assert units["carrier_arrivals__mean_delay_24h"] not in ("degF", "degC")
 
 
 def test_declared_cases_may_name_the_window_before(tmp_path: Path) -> None:
