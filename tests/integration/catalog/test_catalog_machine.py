@@ -36,6 +36,7 @@ MUTANTS = (
         "headway/catalog/datasets.py",
         "            .where(dataset_partition.c.epoch == expected)\n",
         "",
+        examples=80,
     ),
     Mutant(
         "drop the key claim", "headway/catalog/commands.py", "    if mine:\n        return None\n", "    return None\n"
@@ -115,6 +116,7 @@ MUTANTS = (
         '    if newest.verdict != "pass":',
         '    if newest.verdict == "fail":',
         REGISTRY,
+        examples=80,
     ),
     Mutant(
         "promote past the policy",
