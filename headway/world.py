@@ -41,7 +41,8 @@ def replayed_time(file: Path) -> int | None:
     """The time that a replay's clock holds (microseconds UTC), None without a replay. Raises `ClockUnusable`."""
     try:
         text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        # A home that is no folder holds no clock; whoever opens it says so.
         return None
     try:
         document = json.loads(text)

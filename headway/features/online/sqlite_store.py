@@ -97,17 +97,23 @@ class SqliteOnlineStore(SqlStore):
                     raise
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
-                raise OnlineUnavailable(
-                    f"the online store {self._path} cannot be used: {error}",
-                    "check the file and the disk; it can be removed and filled again from the datasets",
-                ) from error
+                raise self._unavailable(error) from error
+
+    def _unavailable(self, cause: Exception) -> OnlineUnavailable:
+        return OnlineUnavailable(
+            f"the online store {self._path} cannot be used: {cause}",
+            "check the file and the disk; it can be removed and filled again from the datasets",
+        )
 
     def _connection(self, use: str) -> sqlite3.Connection:
         if self._pid != os.getpid():
             # A forked child must not use its parent's connections.
             self._connections, self._pid = {}, os.getpid()
         if use not in self._connections:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise self._unavailable(error) from error
             seconds = LOCK_SECONDS if use == "write" else READ_SECONDS
             connection = sqlite3.connect(self._path, timeout=seconds, isolation_level=None, check_same_thread=False)
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
