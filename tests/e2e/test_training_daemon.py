@@ -9,7 +9,7 @@ from support.serving import ask
 from support.shop_serving import serving_shop
 from support.training_bench import TrainingBench, build_shop, end_everything, toy_code_root
 
-WAIT_S = 240
+WAIT_S = 400
 KEY = ["shop", "training_run"]
 LAST = "2026-02-01"
 BACKFILL = """mutation($params: LaunchBackfillParams!) {
