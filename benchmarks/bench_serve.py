@@ -42,6 +42,8 @@ from headway.world import move_clock, replayed_time
 PIPELINE = "flight_delay"
 _ENTITIES = 10
 _READS = 2_000
+# How far back the events lie that are asked for.
+_BACK = 3 * DAY_US
 _ECHO = """
 import uvicorn
 
@@ -92,7 +94,7 @@ def main() -> int:
         move_clock(settings.clock_file, moment)
         pipeline = load_pipeline(PIPELINE)
         with open_services(settings) as services:
-            sync_online(services, pipeline, online_store_for(settings), until=moment)
+            sync_online(services, pipeline, online_store_for(settings), until=moment, retain=_BACK)
             events = _events(services, pipeline, moment, arguments.rows)
         bodies = [_body(pipeline, e) for e in events]
         with _echo(Path(folder), bodies) as echo, _headway(settings, Path(folder), bodies) as headway:
@@ -114,7 +116,7 @@ def _arguments() -> argparse.Namespace:
 def _events(services: Services, pipeline: Pipeline, now: int, most: int) -> list[Asked]:
     """Events of the last days before `now`, newest first."""
     found: list[Asked] = []
-    for partition in reversed(partitions_between(pipeline.spec, now - 3 * DAY_US, now)):
+    for partition in reversed(partitions_between(pipeline.spec, now - _BACK, now)):
         found += [e for e in events_of(services, pipeline, partition, most) if e.at <= now]
     return sorted(found, key=lambda e: e.at, reverse=True)[:most]
 
