@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.catalog_damage import damageable, take_guards_off
 from support.catalog_facts import ALICE, Ticker, blob, digest
 from support.registry_facts import (
     BUDGET,
@@ -78,22 +79,14 @@ def populated(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -
     catalog = open_catalog(f"sqlite:///{file}", Ticker())
     _populate(catalog)
     catalog.close()
-    connection = sqlite3.connect(file, isolation_level=None)
-    triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
-    for (name,) in triggers:
-        connection.execute(f"DROP TRIGGER {name}")
-    connection.execute("DROP INDEX uq_rollout_open")
-    connection.close()
+    take_guards_off(file, "uq_rollout_open")
     return file
 
 
 @pytest.fixture
 def damaged(populated: Path, tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    shutil.copy(populated, tmp_path / "catalog.db")
-    connection = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
-    connection.execute("PRAGMA ignore_check_constraints=ON")
-    yield connection
-    connection.close()
+    with damageable(populated, tmp_path) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize(
