@@ -198,16 +198,17 @@ def _compared(
 def _as_served(services: Services, pipeline: Pipeline, first: ModelVersion, start: int) -> Strategy:
     """What this replay served: the first model, and every promoted candidate from when its request was closed."""
     catalog, principal = services.catalog, services.principal
+    began: dict[int, int] = {}
+    for p in catalog.predictions(principal, pipeline.name, start, moment_of(END) + 1, limit=1_000_000):
+        if p.asked_at is not None:
+            began[p.model_version] = min(p.asked_at, began.get(p.model_version, p.asked_at))
     turns, seconds, trainings = [Turn(start, first)], 0.0, 0
     for request in catalog.retrain_requests(principal, pipeline.name):
         trainings += request.run_id is not None
         seconds += request.cost_seconds or 0.0
-        if request.state == "promoted" and request.candidate_version is not None:
+        if request.state == "promoted" and request.candidate_version in began:
             version = catalog.model_version(principal, pipeline.name, request.candidate_version)
-            answered = catalog.predictions(principal, pipeline.name, start, moment_of(END) + 1, limit=1_000_000)
-            moments = [p.asked_at for p in answered if p.model_version == version.version and p.asked_at is not None]
-            if moments:
-                turns.append(Turn(min(moments), version))
+            turns.append(Turn(began[version.version], version))
     return Strategy("Headway", tuple(turns), trainings, seconds)
 
 

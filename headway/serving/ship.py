@@ -181,10 +181,7 @@ def _document(
     values = table_of(columns, [r.values for r in records])
     observed = np.array([r.observed for r in records], np.int64)
     groups = _groups(shop, pipeline.spec, first.inputs_digest, observed, requests)
-    freshness = {
-        view: tuple(Freshness(*r.views[view]) for r in records)  # type: ignore[arg-type]
-        for view in first.views
-    }
+    freshness = {view: tuple(Freshness(*r.views[view]) for r in records) for view in first.views}
     computed = ComputedRequests(requests, values, observed, groups, freshness)
     outputs: list[dict[str, Json]] = [{"probability": r.probability, "degraded": list(r.degraded)} for r in records]
     detail, blobs = put_detail(services, computed, _row_digests(shop, computed), _facts(services, first), outputs)

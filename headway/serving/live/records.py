@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from headway.errors import HeadwayError
-from headway.serving.features import Freshness
+from headway.serving.features import Freshness, Status
 from trainer.blobs import digest_bytes
+
+# Time, age, status, reason and why it is incomplete: the fields of `Freshness` in their order.
+View: TypeAlias = tuple[int | None, float | None, Status, str, str]
 
 
 class RecordUnreadable(HeadwayError):
@@ -27,7 +30,7 @@ class RecordUnreadable(HeadwayError):
 class Logged(msgspec.Struct, frozen=True, gc=False):
     """An answer. Times are microseconds UTC: `asked_at` and `observed` the world's, `wall_at` the machine's.
 
-    `request` is as it may be kept; `views` holds per view time, age, status, reason and why it is incomplete;
+    `request` is as it may be kept; `views` holds each view's freshness;
     `inputs_digest` names the online store's pins document.
     """
 
@@ -48,7 +51,7 @@ class Logged(msgspec.Struct, frozen=True, gc=False):
     schema: str
     request: tuple[Any, ...]
     values: tuple[Any, ...]
-    views: dict[str, tuple[int | None, float | None, str, str, str]]
+    views: dict[str, View]
     probability: float
     degraded: tuple[str, ...]
     latency_us: int
@@ -85,7 +88,7 @@ def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
     )
 
 
-def views_of(views: Mapping[str, Freshness]) -> dict[str, tuple[int | None, float | None, str, str, str]]:
+def views_of(views: Mapping[str, Freshness]) -> dict[str, View]:
     """Freshness by view as a record has it."""
     return {name: (f.time, f.age, f.status, f.reason, f.incomplete) for name, f in views.items()}
 
