@@ -1,12 +1,11 @@
 """Fixtures that several test folders share."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.postgres import Postgres, running_postgres
+from support.postgres import Postgres, copied_catalog, running_postgres
 
 from headway.catalog import open_catalog
 
@@ -58,11 +57,4 @@ def migrated_postgres(postgres: Postgres) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a fresh catalog without tenants, once on SQLite and once on PostgreSQL."""
-    if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "catalog.db")
-        yield f"sqlite:///{tmp_path / 'catalog.db'}"
-        return
-    server: Postgres = request.getfixturevalue("postgres")
-    url = server.fresh_database(request.getfixturevalue("migrated_postgres"))
-    yield url
-    server.drop_database(url)
+    yield from copied_catalog(request, tmp_path, "migrated_sqlite", "migrated_postgres")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg import sql
 
 INSTALL = "apt-get install -y postgresql"
@@ -174,3 +175,22 @@ def _remove_abandoned() -> None:
             continue
         finally:
             os.close(descriptor)
+
+
+def copied_catalog(request: pytest.FixtureRequest, folder: Path, sqlite: str, postgres: str) -> Iterator[str]:
+    """The URL of a copy of a catalog: on SQLite of the file that a fixture names, on PostgreSQL of the database.
+
+    Args:
+        request: of a fixture with the parameters `sqlite` and `postgresql`.
+        folder: for the copied file.
+        sqlite: name of the fixture with the SQLite file.
+        postgres: name of the fixture with the PostgreSQL URL.
+    """
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue(sqlite), folder / "catalog.db")
+        yield f"sqlite:///{folder / 'catalog.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.fresh_database(request.getfixturevalue(postgres))
+    yield url
+    server.drop_database(url)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.catalog_facts import Ticker
 from support.catalog_monitoring import serve
-from support.postgres import Postgres
+from support.postgres import Postgres, copied_catalog
 
 from headway.catalog import open_catalog
 
@@ -39,14 +39,7 @@ def served_postgres(postgres: Postgres, migrated_postgres: str) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def served_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a catalog with a version promoted to the endpoint, once on SQLite and once on PostgreSQL."""
-    if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("served_sqlite"), tmp_path / "catalog.db")
-        yield f"sqlite:///{tmp_path / 'catalog.db'}"
-        return
-    server: Postgres = request.getfixturevalue("postgres")
-    url = server.fresh_database(request.getfixturevalue("served_postgres"))
-    yield url
-    server.drop_database(url)
+    yield from copied_catalog(request, tmp_path, "served_sqlite", "served_postgres")
 
 
 @pytest.fixture
