@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -333,13 +333,17 @@ def publish_report(services: Services, report: BuiltReport) -> Report:
 
 
 def answered_window(
-    services: Services, spec: PipelineSpec, version: ModelVersion, answers: Sequence[Prediction]
+    services: Services,
+    spec: PipelineSpec,
+    version: ModelVersion,
+    answers: Sequence[Prediction],
+    only: Collection[str] | None = None,
 ) -> Window:
-    """The inputs, scores, entities and freshness of answers, as their detail documents keep them."""
+    """Inputs, scores (of both, `only` these), entities and freshness of answers, as their detail documents keep them."""
     by_document: dict[str, list[Prediction]] = {}
     for answer in answers:
         by_document.setdefault(answer.detail_digest, []).append(answer)
-    inputs = [n for n, _ in contract_inputs(version)]
+    inputs = [n for n, _ in contract_inputs(version) if only is None or n in only]
     fields, _ = entity_fields(spec)
     segments = spec.monitored_segments()
     values: list[pa.Table] = []
@@ -358,7 +362,8 @@ def answered_window(
     asked = pa.concat_tables(requests, promote_options="default")
     columns = {n: arrow_column(table.column(n)) for n in inputs if n in table.column_names}
     scores = np.array([np.nan if p.score is None else p.score for p in ordered], np.float64)
-    columns[SCORE] = numeric_column(scores)
+    if only is None or SCORE in only:
+        columns[SCORE] = numeric_column(scores)
     times = np.array([p.asked_at if p.observed_at is None else p.observed_at for p in ordered], np.int64)
     return Window(
         columns,
@@ -455,8 +460,7 @@ def _sound_before(services: Services, spec: PipelineSpec, version: ModelVersion,
             continue
         answers = list(predictions_between(services, span.endpoint_id, start, start + WEEK_US))
         if answers:
-            found = answered_window(services, spec, version, answers)
-            return replace(found, columns={n: c for n, c in found.columns.items() if n in temperatures})
+            return answered_window(services, spec, version, answers, only=temperatures)
     return None
 
 
