@@ -339,7 +339,7 @@ def answered_window(
     answers: Sequence[Prediction],
     only: Collection[str] | None = None,
 ) -> Window:
-    """Inputs, scores (of both, `only` these), entities and freshness of answers, as their detail documents keep them."""
+    """Inputs, scores (of both, `only` these), entities and freshness of answers, from their detail documents."""
     by_document: dict[str, list[Prediction]] = {}
     for answer in answers:
         by_document.setdefault(answer.detail_digest, []).append(answer)
