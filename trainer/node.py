@@ -177,9 +177,10 @@ class Node:
             # The ending interpreter drops its handlers; a late signal would then look like a death.
             for number in _HEEDED:
                 signal.signal(number, signal.SIG_IGN)
-        if verdict.fenced:
-            print(f"node {self._node_rank}: {verdict.cause}", file=sys.stderr, flush=True)
-            return verdict.code
+        # Looked at again: what ended the node may be its keeper, which noticed the later attempt first.
+        if reason := fenced(self._file, self._attempt):
+            print(f"node {self._node_rank}: {reason}", file=sys.stderr, flush=True)
+            return ExitCode.LOST_PEER
         self._last_words(verdict, buried)
         return verdict.code
 
