@@ -32,9 +32,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from headway.training.judge import NodeEnd, bad_ends, explained, judge, said_end
 from headway.training.process_table import adopt_orphans, boot_id, kill_descendants, read_process
 from trainer.blobs import Json, canonical_json, sync_folder
 from trainer.events import (
@@ -59,8 +60,6 @@ BEAT_EVERY_S = 2.0
 HEARTBEAT_NAME = "supervisor.heartbeat"
 ADDRESS = "127.0.0.1"
 
-_ORDERLY = (ExitCode.DONE, ExitCode.PREEMPTED)
-
 
 @dataclass
 class NodeProcess:
@@ -72,25 +71,6 @@ class NodeProcess:
     answered_s: float
     beats: int = 0
     end: NodeEnd | None = None
-
-
-@dataclass(frozen=True)
-class NodeEnd:
-    """How a node ended, or why all have to; `exit` is its status, negative for a signal, None when it has none.
-
-    `unasked`: it ended with 75 though its node was not asked to stop and published no checkpoint. That is in order only
-    where another node was asked.
-    """
-
-    node: int | None
-    exit: int | None
-    code: ExitCode
-    cause: str
-    rank: int | None = None
-    at: int = field(default_factory=now_us)
-    consequence: bool = False
-    worker_seconds: float = 0.0
-    unasked: bool = False
 
 
 class Supervisor:
@@ -208,20 +188,8 @@ class Supervisor:
         """What the node's status and its last event say together."""
         status = node.process.returncode
         event = self._last_event(node.node)
-        if event is not None and event.kind == "node_end" and event.data["code"] == status:
-            said = event.data
-            return NodeEnd(
-                node.node,
-                status,
-                ExitCode(status),
-                f"node {node.node}: {said['cause']}",
-                said["cause_rank"],
-                said["cause_at"],
-                said["consequence"],
-                said["worker_seconds"],
-                # A trainer of an earlier day does not tell; it is believed.
-                said.get("unasked", False),
-            )
+        if (said := said_end(node.node, status, event)) is not None:
+            return said
         # Whatever it was (killed, fenced off, the disk was full, the trainer is broken), it was not the user's code.
         code = ExitCode(status) if status in (ExitCode.REFUSED_SPEC, ExitCode.HUNG) else ExitCode.LOST_PEER
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}, see its node.log"
@@ -240,26 +208,16 @@ class Supervisor:
     def _judge(self) -> NodeEnd | None:
         ends = [node.end for node in self._nodes if node.end is not None]
         all_ended = len(ends) == len(self._nodes)
-        if all_ended and not self._stop_was_asked(ends):
-            ends = [replace(end, code=ExitCode.USER_CODE) if end.unasked else end for end in ends]
-        bad = [end for end in ends if end.code not in _ORDERLY]
-        if bad:
-            primary = [end for end in bad if not end.consequence]
-            if self._settle_by_s is None:
-                self._settle_by_s = time.monotonic() + SETTLE_S
-            if primary or all_ended or time.monotonic() >= self._settle_by_s:
-                return min(primary or bad, key=lambda end: end.at)
+        if bad_ends(ends) and self._settle_by_s is None:
+            self._settle_by_s = time.monotonic() + SETTLE_S
+        settled = self._settle_by_s is not None and time.monotonic() >= self._settle_by_s
+        if not (all_ended or explained(ends) or settled):
             return None
-        if not all_ended:
-            return None
-        saved = [end for end in ends if end.code == ExitCode.PREEMPTED]
-        return min(saved, key=lambda end: end.at) if saved else NodeEnd(None, 0, ExitCode.DONE, "done")
+        return judge(ends, stop_was_asked=not all_ended or self._stop_was_asked())
 
-    def _stop_was_asked(self, ends: Sequence[NodeEnd]) -> bool:
-        """Whether the supervisor or any of its nodes was, or one of them has told that it saved."""
-        if self._stop_by_s is not None or self._signals or (self._file.parent / "cancel").exists():
-            return True
-        return any(end.code == ExitCode.PREEMPTED and not end.unasked for end in ends)
+    def _stop_was_asked(self) -> bool:
+        """Whether somebody beside the nodes asked for the stop."""
+        return self._stop_by_s is not None or bool(self._signals) or (self._file.parent / "cancel").exists()
 
     def _heed_wishes(self, spec: RunSpec) -> None:
         if self._stop_by_s is not None:
