@@ -19,6 +19,7 @@ from headway.catalog.run_facts import (
     BudgetState,
     Checkpoint,
     FinalState,
+    Retry,
     RunEvent,
     RunFacts,
     RunResult,
@@ -113,6 +114,28 @@ class RunCommands(CatalogBase):
             {"attempt": attempt, "token": token},
             lambda step: runs.mark_running(step, run_id, attempt, token),
             lambda connection: attempt,
+        )
+        return attempt_of(answer)
+
+    def note_waiting(
+        self, principal: Principal, run_id: str, attempt: int, token: int, code: str, message: str
+    ) -> Attempt:
+        """Record why an open attempt does not run yet: a reason code and the place's words; the same again is nothing.
+
+        Raises:
+            UnknownRun, UnknownAttempt: there is no such attempt.
+            StaleAttempt: it is over, or the token is not its token.
+        """
+        check_name("code", code)
+        check_text("message", message)
+        answer = self._run_command(
+            principal,
+            None,
+            "run.note_waiting",
+            run_id,
+            {"attempt": attempt, "token": token, "code": code, "message": message},
+            lambda step: runs.note_waiting(step, run_id, attempt, token, code, message),
+            lambda connection: runs.own_seq(connection, principal.tenant, run_id),
         )
         return attempt_of(answer)
 
@@ -227,12 +250,14 @@ class RunCommands(CatalogBase):
         worker_seconds: float,
         result: RunResult | None,
         restart: bool = False,
+        reason_code: str | None = None,
+        retry: Retry | None = None,
     ) -> TrainingRun:
         """Record how an attempt ended; its result and the settlement of its budget are in the same commit.
 
         With `restart`, so is the attempt that follows one which infrastructure ended, under the rules of `restart_run`
         and with the same reservation: nobody ever sees the run without it. Where a rule forbids it, the run stays as
-        it ended.
+        it ended. `retry` says whether the end counts against `max_attempts`; None: the exit code decides.
 
         The reservation is given back whole and what was used is committed: worker-seconds rounded up, even where they
         are more than was reserved (the limit is checked when something is reserved). The same end again is answered
@@ -243,7 +268,7 @@ class RunCommands(CatalogBase):
             StaleAttempt: it ended otherwise already, or the token is not its token.
             InvalidFact: a success without an artifact, or a result without a success.
         """
-        ending = Ending(state, reason, code, worker_seconds, result)
+        ending = Ending(state, reason, code, worker_seconds, result, reason_code, retry)
         answer = self._run_command(
             principal,
             key,

@@ -39,6 +39,9 @@ _PLAIN_ATTEMPT = (
     "ended_at",
     "worker_seconds",
     "cancel_reason",
+    "waiting",
+    "reason_code",
+    "retry",
 )
 
 

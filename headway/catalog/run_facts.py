@@ -14,6 +14,7 @@ FinalState: TypeAlias = Literal["succeeded", "failed", "cancelled", "lost"]
 RunStatus: TypeAlias = Literal["open", "succeeded", "failed", "cancelled", "lost"]
 Decision: TypeAlias = Literal["started", "adopted", "up_to_date"]
 Asker: TypeAlias = Literal["person", "machine"]
+Retry: TypeAlias = Literal["free", "counted", "never"]
 
 OPEN_STATES = ("queued", "admitted", "running")
 FINAL_STATES: tuple[str, ...] = get_args(FinalState)
@@ -119,7 +120,9 @@ class Attempt:
     """One attempt at a run. `token` fences: a smaller one may change nothing any more. Terminal states never change.
 
     `code` is the exit code observed (None: nobody saw one), `layout` the one that the attempt runs with.
-    `worker_seconds` is what was observed at the end. `cancel_reason` is set when somebody asked to stop.
+    `worker_seconds` is what was observed at the end. `cancel_reason` is set when somebody asked to stop. `waiting` says
+    why an open attempt does not run yet. `reason_code` names the kind of its end and `retry` what follows from it; both
+    are None where the exit code says it all.
     """
 
     run_id: str
@@ -137,6 +140,9 @@ class Attempt:
     ended_at: int | None
     worker_seconds: float | None
     cancel_reason: str | None
+    waiting: str | None = None
+    reason_code: str | None = None
+    retry: Retry | None = None
 
     @property
     def is_open(self) -> bool:
@@ -145,13 +151,14 @@ class Attempt:
 
     @property
     def failed_by_code(self) -> bool:
-        """Whether it would fail again: the spec was refused or the user's code failed."""
-        return self.state == "failed" and self.code in CODE_FAULTS
+        """Whether it would fail again: the spec was refused, the user's code failed, or no queue can ever hold it."""
+        return self.state == "failed" and (self.code in CODE_FAULTS if self.retry is None else self.retry == "never")
 
     @property
     def counts(self) -> bool:
         """Whether it counts against `max_attempts`: infrastructure ended it, and nobody asked for that."""
-        return self.state in ("failed", "lost") and not self.failed_by_code and self.code != PREEMPTED
+        counted = self.code != PREEMPTED if self.retry is None else self.retry == "counted"
+        return self.state in ("failed", "lost") and not self.failed_by_code and counted
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import sqlalchemy as sa
 
@@ -49,6 +49,7 @@ from headway.catalog.run_facts import (
     Attempt,
     Checkpoint,
     FinalState,
+    Retry,
     RunEvent,
     RunFacts,
     RunResult,
@@ -80,13 +81,18 @@ class Ask:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended, as observed. Only a success has a result, with at least one artifact."""
+    """How an attempt ended, as observed. Only a success has a result, with at least one artifact.
+
+    `reason_code` and `retry` come together, from the launcher's table of reasons, or not at all.
+    """
 
     state: FinalState
     reason: str | None
     code: int | None
     worker_seconds: float
     result: RunResult | None
+    reason_code: str | None = None
+    retry: Retry | None = None
 
     def __post_init__(self) -> None:
         if self.state not in FINAL_STATES:
@@ -98,6 +104,8 @@ class Ending:
             raise InvalidFact("worker_seconds", self.worker_seconds, "finite seconds, 0 or more")
         if (self.state == "succeeded") != (self.result is not None):
             raise InvalidFact("result", self.result, "the result of a success, and of nothing else")
+        if (self.reason_code is None) != (self.retry is None) or self.retry not in (None, *get_args(Retry)):
+            raise InvalidFact("retry", self.retry, "free, counted or never, together with a reason code")
         if self.result is not None and not self.result.artifacts:
             raise InvalidFact("result.artifacts", {}, "at least one artifact: a success without one has made nothing")
 
@@ -145,6 +153,16 @@ def mark_running(step: Step, run_id: str, number: int, token: int) -> Document:
     return encode(_attempt(step.connection, step.tenant, run_id, number))
 
 
+def note_waiting(step: Step, run_id: str, number: int, token: int, code: str, message: str) -> Document:
+    """Record why an open attempt does not run yet, or not any more; the same words again change nothing."""
+    attempt = _fenced(step, run_id, number, token)
+    words = f"{code}: {message}"
+    if attempt.waiting != words:
+        _move(step, run_id, number, waiting=words)
+        _append(step, run_id, number, "attempt.waiting", {"code": code, "message": message})
+    return encode(_attempt(step.connection, step.tenant, run_id, number))
+
+
 def beat(connection: sa.Connection, tenant: str, run_id: str, number: int, token: int, at: int) -> None:
     """Note that an open attempt was seen alive at `at`; an older sight changes nothing."""
     check_time("at", at)
@@ -180,9 +198,14 @@ def finish(step: Step, run_id: str, number: int, token: int, ending: Ending, res
         reason=ending.reason,
         code=ending.code,
         worker_seconds=ending.worker_seconds,
+        reason_code=ending.reason_code,
+        retry=ending.retry,
+        waiting=None,
         ended_at=step.now,
     )
     end = {"state": ending.state, "reason": ending.reason, "code": ending.code, "worker_seconds": ending.worker_seconds}
+    if ending.reason_code is not None:
+        end |= {"reason_code": ending.reason_code, "retry": ending.retry}
     _append(step, run_id, number, "attempt.finished", end)
     _settle(step, attempt, ending.worker_seconds)
     if ending.result is not None:
@@ -494,9 +517,10 @@ def _settle(step: Step, attempt: Attempt, observed: float) -> None:
 
 
 def _same_end(step: Step, attempt: Attempt, ending: Ending) -> bool:
-    stored = (attempt.state, attempt.reason, attempt.code, attempt.worker_seconds)
+    stored = (attempt.state, attempt.reason, attempt.code, attempt.worker_seconds, attempt.reason_code, attempt.retry)
     result = read_run(step.connection, step.tenant, attempt.run_id).result if ending.result is not None else None
-    return stored == (ending.state, ending.reason, ending.code, ending.worker_seconds) and result == ending.result
+    told = (ending.state, ending.reason, ending.code, ending.worker_seconds, ending.reason_code, ending.retry)
+    return stored == told and result == ending.result
 
 
 def _fenced(step: Step, run_id: str, number: int, token: int) -> Attempt:
@@ -512,7 +536,7 @@ def _refuse_stale(attempt: Attempt, token: int) -> NoReturn:
 
 
 def _to_running(step: Step, run_id: str, number: int) -> None:
-    _move(step, run_id, number, state="running", started_at=step.now)
+    _move(step, run_id, number, state="running", started_at=step.now, waiting=None)
     _append(step, run_id, number, "attempt.running", {"state": "running"})
 
 

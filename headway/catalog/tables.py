@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-HEAD = "0006"
+HEAD = "0007"
 
 metadata = sa.MetaData(
     naming_convention={
@@ -407,6 +407,9 @@ run_attempt = sa.Table(
     _optional_text("cancel_reason"),
     _optional_text("budget_id"),
     _optional_text("budget_period"),
+    _optional_text("waiting"),
+    _optional_text("reason_code"),
+    _optional_text("retry"),
     _refers(["run_id"], "training_run"),
     sa.UniqueConstraint("tenant_id", "external_name"),
     sa.CheckConstraint(
