@@ -204,7 +204,7 @@ def _run_child(
     shown = watch.seconds
     while child.poll() is None:
         time.sleep(0.5)
-        workers = [pid for _, _, pid in launcher.strays()]
+        workers = [pid for _, _, pid in launcher.strays() if isinstance(pid, int)]
         watch.peak_bytes = max(watch.peak_bytes, _resident_bytes([child.pid, *workers]))
         if watch.seconds - shown >= every:
             shown = watch.seconds

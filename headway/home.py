@@ -47,6 +47,7 @@ class Settings:
     """The settings in force, read once from the environment by `load_settings`.
 
     `dagster_database_url` is empty when Dagster keeps its instance in SQLite; port 0 takes any free one.
+    `platform_file` describes the cluster that the profile `cluster` trains on.
     """
 
     home: Path
@@ -58,6 +59,7 @@ class Settings:
     ui_port: int
     online_url: str
     serve_port: int
+    platform_file: Path | None
     debug: bool
     effective: tuple[Effective, ...]
     unknown: tuple[str, ...]
@@ -122,6 +124,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     ui_port = reader.take("UI_PORT", 3000, _port)
     online_url = reader.take("ONLINE_URL", f"sqlite:///{home / 'online.db'}", _word)
     serve_port = reader.take("SERVE_PORT", 8080, _port)
+    platform_file = reader.take("PLATFORM", "", _optional_word)
     debug = reader.take("DEBUG", False, _flag)
     known = [entry.variable for entry in reader.effective]
     unknown = tuple(sorted(name for name in source if name.startswith(PREFIX) and name not in known))
@@ -137,6 +140,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ui_port=ui_port,
         online_url=online_url,
         serve_port=serve_port,
+        platform_file=Path(platform_file).expanduser().resolve() if platform_file else None,
         debug=debug,
         effective=tuple(reader.effective),
         unknown=unknown,
@@ -205,6 +209,11 @@ def _word(variable: str, text: str) -> str:
     if not text.strip():
         raise SettingError(f"{variable} is set to {text!r}", "give it a value, or unset it to take the default")
     return text
+
+
+def _optional_word(variable: str, text: str) -> str:
+    del variable
+    return text.strip()
 
 
 def _port(variable: str, text: str) -> int:

@@ -23,6 +23,7 @@ COMMANDS = {
     "features": ("headway.cli.features", "Run feature cases and leakage proofs."),
     "fsck": ("headway.cli.fsck", "Check the catalog's invariants, and the store against the catalog."),
     "keys": ("headway.cli.keys", "List, rotate and revoke the role keys."),
+    "kube": ("headway.cli.kube", "Render what a run would be on Kubernetes."),
     "labels": ("headway.cli.labels", "Add outcomes and corrections, and look at them."),
     "models": ("headway.cli.models", "Look at model versions, their gates and signatures."),
     "predict": ("headway.cli.predict", "Answer a file of requests with the promoted model."),

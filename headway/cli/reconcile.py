@@ -1,36 +1,80 @@
-"""`headway reconcile`: rows and processes brought together once."""
+"""`headway reconcile`: rows and processes brought together, once or again and again."""
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from typing import TYPE_CHECKING
 
 import click
 
+from headway.errors import HeadwayError
 from headway.home import Settings
+
+if TYPE_CHECKING:
+    from headway.training.reconcile import Action
 
 
 @click.command("reconcile")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(1.0),
+    metavar="SECONDS",
+    help="Go on until SIGTERM, with so many seconds between two looks: what a cluster's reconciler runs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (one per look with --watch).")
 @click.pass_obj
-def command(settings: Settings, dry_run: bool, as_json: bool) -> None:
-    """Bring training attempts and their processes together: start, adopt, finish, restart, end strays.
+def command(settings: Settings, dry_run: bool, watch: float | None, as_json: bool) -> None:
+    """Bring training attempts and what runs of them together: start, adopt, finish, restart, end strays.
 
     Safe at any time and from several places at once; Dagster's daemon does the same every half minute. Exits 1 when
     something could not be brought together.
     """
+    if watch is not None:
+        _watch(settings, watch, dry_run, as_json)
+        return
+    actions = _once(settings, dry_run)
+    _print(actions, dry_run, as_json)
+    if not (actions or as_json):
+        click.echo("rows and processes agree")
+    if any(action.kind in ("error", "unavailable") for action in actions):
+        raise SystemExit(1)
+
+
+def _watch(settings: Settings, every_s: float, dry_run: bool, as_json: bool) -> None:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    while not ended.is_set():
+        try:
+            _print(_once(settings, dry_run), dry_run, as_json)
+        except HeadwayError as error:
+            # The database or the home is away: the next look finds out whether it is back.
+            click.echo(str(error), err=True)
+        ended.wait(every_s)
+
+
+def _once(settings: Settings, dry_run: bool) -> list[Action]:
     from headway.services import open_services
     from headway.training.launchers import launcher_for
     from headway.training.reconcile import Reconciler
 
     with open_services(settings) as services:
-        actions = Reconciler(services, launcher_for(settings), dry_run=dry_run).all()
+        launcher = launcher_for(settings)
+        try:
+            return Reconciler(services, launcher, dry_run=dry_run).all()
+        finally:
+            launcher.close()
+
+
+def _print(actions: list[Action], dry_run: bool, as_json: bool) -> None:
     if as_json:
         rows = [{"run_id": a.run_id, "attempt": a.attempt, "kind": a.kind, "detail": a.detail} for a in actions]
         click.echo(json.dumps({"dry_run": dry_run, "actions": rows}, indent=2))
-    else:
-        for action in actions:
-            click.echo(f"{action.run_id} attempt {action.attempt}  {action.kind:<8}  {action.detail}")
-        click.echo(f"{len(actions)} {'to do' if dry_run else 'done'}" if actions else "rows and processes agree")
-    if any(action.kind == "error" for action in actions):
-        raise SystemExit(1)
+        return
+    for action in actions:
+        click.echo(f"{action.run_id} attempt {action.attempt}  {action.kind:<8}  {action.detail}")
+    if actions:
+        click.echo(f"{len(actions)} {'to do' if dry_run else 'done'}")

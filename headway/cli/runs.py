@@ -55,7 +55,8 @@ def list_runs(settings: Settings, pipeline: str | None, partition: str | None, l
     for row in rows:
         click.echo(
             f"{row['run_id']}  {row['pipeline']} {row['as_of']}  {row['status']:<10}  attempt {row['attempts']}  "
-            f"{row['worker_seconds']:>8.1f} worker-s  {row['created_at']}  {row['reason'] or ''}"
+            f"{row['worker_seconds']:>8.1f} worker-s  {row['created_at']}  "
+            f"{row['reason'] or row['waiting'] or ''}"
         )
     click.echo(f"{len(rows)} runs")
 
@@ -167,6 +168,7 @@ def _row(run: TrainingRun) -> dict[str, Any]:
         "status": run.status,
         "attempts": len(run.attempts),
         "reason": run.last.reason,
+        "waiting": run.last.waiting,
         "worker_seconds": run.worker_seconds,
         "note": run.facts.note,
         "created_at": _instant(run.created_at),
@@ -195,8 +197,12 @@ def _document(run: TrainingRun, stale: list[str]) -> dict[str, Any]:
             {
                 "attempt": a.attempt,
                 "state": a.state,
+                "launcher": a.launcher,
                 "code": a.code,
                 "reason": a.reason,
+                "reason_code": a.reason_code,
+                "retry": a.retry,
+                "waiting": a.waiting,
                 "worker_seconds": a.worker_seconds,
                 "started_at": _instant(a.started_at),
                 "ended_at": _instant(a.ended_at),

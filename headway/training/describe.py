@@ -19,6 +19,8 @@ _PAGE = 1_000
 def event_line(event: RunEvent) -> str:
     """One line for people; empty when the event only marks time."""
     data = event.data
+    if event.kind == "attempt.waiting":
+        return f"attempt {event.attempt}: waiting: {data.get('code')}: {data.get('message')}"
     where = f"attempt {event.attempt} node {event.node}"
     if event.kind == "epoch":
         best = "  best so far" if data.get("best") else ""

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, TrainingRun
 
 _POLL_S = 0.3
+# While the launcher cannot be reached: it is asked more and more seldom, and told of once.
+_AWAY_MOST_S = 10.0
 _PAGE = 500
 
 
 @dataclass(frozen=True)
 class Follower:
-    """What a follower is told: each event once, in the order of the catalog, and each act of the reconciler."""
+    """What a follower is told: each event once, in the order of the catalog, and each act of the reconciler.
+
+    Of a launcher that cannot be reached it is told once, until the launcher answers again.
+    """
 
     on_event: Callable[[RunEvent], None]
     on_action: Callable[[Action], None]
@@ -38,9 +43,14 @@ def follow(services: Services, launcher: Launcher, run_id: str, follower: Follow
     """
     reconciler = Reconciler(services, launcher)
     catalog, principal = services.catalog, services.principal
+    pause = _POLL_S
     while True:
-        for action in reconciler.run(run_id):
-            follower.on_action(action)
+        actions = reconciler.run(run_id)
+        away = any(action.kind == "unavailable" for action in actions)
+        for action in actions:
+            if action.kind != "unavailable" or pause == _POLL_S:
+                follower.on_action(action)
+        pause = min(2 * pause, _AWAY_MOST_S) if away else _POLL_S
         while page := catalog.run_events(principal, run_id, after=after, limit=_PAGE):
             for event in page:
                 follower.on_event(event)
@@ -48,4 +58,4 @@ def follow(services: Services, launcher: Launcher, run_id: str, follower: Follow
         run = catalog.run(principal, run_id)
         if run.status != "open":
             return run
-        time.sleep(_POLL_S)
+        time.sleep(pause)

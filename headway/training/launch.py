@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from headway.errors import HeadwayError
 from trainer.events import Event
@@ -35,6 +36,22 @@ class KillFailed(LaunchError):
     """Processes of the attempt are still there after SIGKILL."""
 
 
+class LauncherUnavailable(LaunchError):
+    """The place where attempts run cannot be reached, or answers with a fault of its own: nothing follows from that."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why an attempt that was submitted does not run yet: a code of `reasons.WAITING`, and the place's own words."""
+
+    code: str
+    message: str
+
+
+Stray: TypeAlias = tuple[str, int, int | str]
+"""Run, attempt, and something of it that exists: a process's pid, or an object of a cluster in words."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """What was seen of one attempt.
@@ -43,6 +60,7 @@ class Observation:
     with it how the attempt ended. `code` and `exit_codes` are those of `trainer.spec.ExitCode`, a node that was killed
     has its negative signal, one that never started None. `ended_at` is microseconds UTC. `supervisor_stuck`: who keeps
     watch lives and does nothing (it was stopped, or hangs), so that the attempt never ends by itself: kill it.
+    `reason_code` of an end is a code of `reasons.ENDED`, "" where the exit code says it all.
     """
 
     state: State
@@ -54,7 +72,8 @@ class Observation:
     ended_at: int | None = None
     supervisor_alive: bool = False
     supervisor_stuck: bool = False
-    supervisor_stuck: bool = False
+    reason_code: str = ""
+    waiting: Waiting | None = None
 
 
 class Launcher(Protocol):
@@ -64,6 +83,8 @@ class Launcher(Protocol):
 
     def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
         """Start the attempt, unless it was started before.
+
+        Every method may raise `LauncherUnavailable` where attempts run elsewhere.
 
         Raises:
             LaunchRefused: other content stands under the same name, or a later attempt exists.
@@ -99,8 +120,12 @@ class Launcher(Protocol):
         """
         ...
 
-    def strays(self) -> list[tuple[str, int, int]]:
-        """Return (run, attempt, pid) of every living process that belongs to an attempt of this home."""
+    def release(self, run_id: str, attempt: int) -> None:
+        """Give back what an attempt still holds whose end is recorded: objects of a cluster that were its evidence."""
+        ...
+
+    def strays(self) -> Sequence[Stray]:
+        """Return every living process, and every object elsewhere, that belongs to an attempt of this home."""
         ...
 
     def run_dir(self, run_id: str) -> Path:
@@ -109,4 +134,8 @@ class Launcher(Protocol):
 
     def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
         """Return where the attempt leaves its artifact `name`."""
+        ...
+
+    def close(self) -> None:
+        """Stop looking; attempts go on."""
         ...

@@ -205,9 +205,15 @@ class LocalLauncher:
                 kill_process(process)
             time.sleep(0.01)
 
+    def release(self, run_id: str, attempt: int) -> None:
+        """Nothing is held: processes are gone when an end is seen, and the run's files are its own."""
+
     def strays(self) -> list[tuple[str, int, int]]:
         """Return (run, attempt, pid) of every living process that bears the mark of an attempt of this home."""
         return sorted((run, attempt, process.pid) for run, attempt, process in self._marked())
+
+    def close(self) -> None:
+        """Nothing runs in this process on behalf of an attempt."""
 
     def _folder(self, run_id: str, attempt: int) -> Path:
         return self.run_dir(run_id) / "attempts" / str(attempt)

@@ -22,7 +22,8 @@ from headway.catalog.errors import (
 )
 from headway.errors import HeadwayError
 from headway.services import Services
-from headway.training.launch import Launcher, Observation
+from headway.training.launch import Launcher, LauncherUnavailable, Observation, Waiting
+from headway.training.reasons import ENDED, Retry, reason_of_exit
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
 from trainer.events import StreamBroken, one_line
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 AttemptEnd = Literal["succeeded", "failed", "cancelled", "lost"]
 
-_BY_CODE = (ExitCode.REFUSED_SPEC, ExitCode.USER_CODE)
 _BATCH = 1_000
 _BEAT_EVERY_US = 5_000_000
 # How long after the ranks' own grace an attempt that was asked to stop may live before it is ended by force.
@@ -42,11 +42,16 @@ _CANCEL_MARGIN_S = 20.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an observed end is recorded, and whether infrastructure was to blame, so that another attempt may follow."""
+    """How an observed end is recorded: the state, the cause in words, and its code in `reasons.ENDED`."""
 
     state: AttemptEnd
     reason: str
-    infrastructure: bool
+    code: str
+
+    @property
+    def retry(self) -> Retry:
+        """Whether another attempt may follow, and whether this one counts."""
+        return ENDED[self.code].retry
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ class Action:
 
     run_id: str
     attempt: int
-    kind: Literal["submit", "running", "cancel", "finish", "restart", "give_up", "kill", "error"]
+    kind: Literal[
+        "submit", "waiting", "running", "cancel", "finish", "restart", "give_up", "kill", "unavailable", "error"
+    ]
     detail: str
 
 
@@ -63,14 +70,13 @@ def judge_end(observation: Observation, cancel_requested: bool, artifact_problem
     """Turn an observed end into a state. The exit code alone never decides: success needs an artifact that verifies."""
     if observation.code == ExitCode.DONE:
         if artifact_problem:
-            return Verdict("failed", f"ended with 0, and {artifact_problem}", infrastructure=True)
-        return Verdict("succeeded", "done", infrastructure=False)
+            return Verdict("failed", f"ended with 0, and {artifact_problem}", "artifact_invalid")
+        return Verdict("succeeded", "done", "done")
     cause = observation.cause or "no cause was recorded"
     if cancel_requested and (observation.cancelled or observation.code is None):
-        return Verdict("cancelled", cause, infrastructure=False)
-    if observation.code is None:
-        return Verdict("lost", cause, infrastructure=True)
-    return Verdict("failed", cause, infrastructure=observation.code not in _BY_CODE)
+        return Verdict("cancelled", cause, "cancelled")
+    code = observation.reason_code or reason_of_exit(observation.code)
+    return Verdict("lost" if observation.code is None else "failed", cause, code)
 
 
 class Reconciler:
@@ -89,16 +95,24 @@ class Reconciler:
                 done += self.run(attempt.run_id)
             except HeadwayError as error:
                 done.append(Action(attempt.run_id, attempt.attempt, "error", str(error)))
-        return done + list(self._strays())
+        try:
+            return done + list(self._strays())
+        except LauncherUnavailable as error:
+            return [*done, Action("", 0, "unavailable", str(error))]
 
     def run(self, run_id: str) -> list[Action]:
-        """Reconcile the newest attempt of one run."""
+        """Reconcile the newest attempt of one run; where its launcher cannot be reached, nothing is concluded."""
         catalog, principal = self._services.catalog, self._services.principal
         run = catalog.run(principal, run_id)
         attempt = run.attempts[-1]
         if attempt.launcher != self._launcher.name or run.status != "open":
             return []
-        return list(self._attempt(run, attempt))
+        done: list[Action] = []
+        try:
+            done.extend(self._attempt(run, attempt))
+        except LauncherUnavailable as error:
+            done.append(Action(run_id, attempt.attempt, "unavailable", str(error)))
+        return done
 
     def _attempt(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
         if run.cancel_requested:
@@ -111,7 +125,7 @@ class Reconciler:
         elif problem := self._overdue(run, seen):
             yield from self._kill(attempt, problem)
         else:
-            yield from self._alive(attempt)
+            yield from self._alive(attempt, seen)
 
     def _overdue(self, run: TrainingRun, seen: Observation) -> str:
         """Why an attempt that lives has to be ended by force; "" when it has not."""
@@ -138,15 +152,13 @@ class Reconciler:
 
     def _absent(self, run: TrainingRun, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         if run.cancel_requested:
-            never = Verdict("cancelled", "cancelled before it started", infrastructure=False)
+            never = Verdict("cancelled", "cancelled before it started", "cancelled")
             yield from self._finish(run, attempt, never, seen, None)
             return
         if attempt.state == "running":
             # It was there, and nothing that it wrote is: starting it again would run it twice.
             yield from self._kill(attempt, "its files are gone: ending what is left of it")
-            yield from self._finish(
-                run, attempt, Verdict("lost", "its files are gone", infrastructure=True), seen, None
-            )
+            yield from self._finish(run, attempt, Verdict("lost", "its files are gone", "lost"), seen, None)
             return
         yield Action(run.run_id, attempt.attempt, "submit", "the row is there and no process is: starting it")
         if not self._dry_run:
@@ -182,7 +194,7 @@ class Reconciler:
         """The stored run spec, read back by its digest."""
         return parse_run(self._services.store.get_bytes(run.facts.spec_digest))
 
-    def _alive(self, attempt: Attempt) -> Iterator[Action]:
+    def _alive(self, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         if self._dry_run:
             return
         problem = self._keep_events(attempt)
@@ -190,21 +202,27 @@ class Reconciler:
             # What such an attempt reports can no longer be told from what was lost: it is ended, and another follows.
             yield from self._kill(attempt, problem)
             return
-        if attempt.state != "running":
+        waiting = seen.waiting if seen.state == "starting" else None
+        if waiting is not None and attempt.waiting != f"{waiting.code}: {waiting.message}":
+            yield Action(attempt.run_id, attempt.attempt, "waiting", f"{waiting.code}: {waiting.message}")
+        elif waiting is None and attempt.state != "running":
             yield Action(attempt.run_id, attempt.attempt, "running", "its processes are there")
         try:
-            self._note_alive(attempt)
+            self._note_alive(attempt, waiting)
         except StaleAttempt:
             # Another reconciler saw its end meanwhile; what it recorded stands.
             return
 
-    def _note_alive(self, attempt: Attempt) -> None:
+    def _note_alive(self, attempt: Attempt, waiting: Waiting | None) -> None:
         catalog, principal = self._services.catalog, self._services.principal
-        if attempt.state != "running":
-            catalog.mark_running(principal, None, attempt.run_id, attempt.attempt, attempt.token)
+        who = (attempt.run_id, attempt.attempt, attempt.token)
+        if waiting is not None and attempt.waiting != f"{waiting.code}: {waiting.message}":
+            catalog.note_waiting(principal, *who, waiting.code, waiting.message)
+        elif waiting is None and attempt.state != "running":
+            catalog.mark_running(principal, None, *who)
         now = catalog.clock()
         if attempt.heartbeat_at is None or now - attempt.heartbeat_at >= _BEAT_EVERY_US:
-            catalog.beat(principal, attempt.run_id, attempt.attempt, attempt.token, now)
+            catalog.beat(principal, *who, now)
 
     def _ended(self, run: TrainingRun, attempt: Attempt, seen: Observation) -> Iterator[Action]:
         result: RunResult | None = None
@@ -243,12 +261,16 @@ class Reconciler:
                 code=seen.code,
                 worker_seconds=seen.worker_seconds,
                 result=result if verdict.state == "succeeded" else None,
-                restart=verdict.infrastructure,
+                restart=verdict.retry != "never",
+                reason_code=verdict.code,
+                retry=verdict.retry,
             )
         except StaleAttempt:
             # Another reconciler recorded this end and went on; what it recorded stands.
             return
-        if verdict.infrastructure:
+        # Committed: what was kept as evidence may go. Should this fail, the sweep over strays does it.
+        self._launcher.release(run.run_id, attempt.attempt)
+        if verdict.retry != "never":
             yield from self._follow_up(finished, attempt)
 
     def _follow_up(self, run: TrainingRun, ended: Attempt) -> Iterator[Action]:
