@@ -7,11 +7,12 @@ from headway.home import SettingError, Settings, load_settings
 from resources.platform import Platform
 
 
-def _local(settings: Settings) -> dict[str, Any]:
+def _platform(settings: Settings) -> dict[str, Any]:
     return {"platform": Platform(home=str(settings.home))}
 
 
-PROFILES: dict[str, Callable[[Settings], dict[str, Any]]] = {"local": _local}
+# The cluster differs by its settings and its launcher (`headway.training.launchers`), not by what assets are given.
+PROFILES: dict[str, Callable[[Settings], dict[str, Any]]] = {"local": _platform, "cluster": _platform}
 
 
 def resources_for(settings: Settings | None = None) -> dict[str, Any]:

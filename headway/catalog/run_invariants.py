@@ -89,17 +89,25 @@ def _run_problems(run: TrainingRun, events: list[RunEvent], tenant: str) -> list
 def _fold_problems(attempt: Attempt, events: list[RunEvent]) -> list[str]:
     broken: list[str] = []
     state = ""
+    waiting: str | None = None
     for event in events:
         if event.kind == "cancel.requested":
             continue
+        if event.kind == "attempt.waiting":
+            waiting = f"{event.data.get('code')}: {event.data.get('message')}"
+            continue
+        waiting = None
         to = str(event.data.get("state"))
         if to not in _STEPS.get(state, ()):
             broken.append(f"event {event.seq} goes {state or 'nowhere'} -> {to}")
         state = to
         if event.kind == "attempt.finished":
-            told = tuple(event.data.get(name) for name in ("reason", "code", "worker_seconds"))
-            if told != (attempt.reason, attempt.code, attempt.worker_seconds):
+            names = ("reason", "code", "worker_seconds", "reason_code", "retry")
+            told = tuple(event.data.get(name) for name in names)
+            if told != tuple(getattr(attempt, name) for name in names):
                 broken.append(f"its end was {told}, its row says otherwise")
+    if attempt.waiting != waiting:
+        broken.append(f"its row waits for {attempt.waiting}, its events for {waiting}")
     if attempt.state != state:
         broken.append(f"its row says {attempt.state}, its events say {state or 'nothing'}")
     if (attempt.cancel_reason is not None) != any(event.kind == "cancel.requested" for event in events):

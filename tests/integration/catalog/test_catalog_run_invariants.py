@@ -42,6 +42,7 @@ def _populate(catalog: Catalog) -> None:
     end(catalog, lost, "lost", worker_seconds=150.0)
     opened = catalog.restart_run(ALICE, None, lost.run_id, reserve_seconds=50).attempt
     assert opened is not None
+    catalog.note_waiting(ALICE, opened.run_id, 2, opened.token, "waiting_for_quota", "no room")
     events = [{"kind": "step", "data": {"step": n}, "at": n} for n in range(3)]
     for node in (0, 1):
         catalog.append_events(ALICE, opened.run_id, 2, node, 1, events)
@@ -96,6 +97,8 @@ def damaged(populated: Path, tmp_path: Path) -> Iterator[sqlite3.Connection]:
         ("UPDATE run_event SET node_seq = 4 WHERE node = 0 AND node_seq = 3", "run events", "numbered 1..4"),
         ("UPDATE run_attempt SET state = 'failed' WHERE state = 'succeeded'", "attempts", "events say succeeded"),
         ("UPDATE run_attempt SET code = 3 WHERE state = 'lost'", "attempts", "its row says otherwise"),
+        ("UPDATE run_attempt SET retry = 'free' WHERE state = 'lost'", "attempts", "its row says otherwise"),
+        ("UPDATE run_attempt SET waiting = NULL", "attempts", "its row waits for None"),
         ("UPDATE run_attempt SET fencing_token = 1", "attempts", "tokens [1, 1] do not grow"),
         ("UPDATE run_attempt SET cancel_reason = 'x' WHERE state = 'admitted'", "attempts", "request to stop"),
         ("DELETE FROM run_result", "attempts", "it has no result"),

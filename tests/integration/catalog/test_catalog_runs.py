@@ -137,6 +137,63 @@ def test_infrastructure_failures_are_tried_again_until_the_attempts_are_spent(
     assert ask(catalog, facts, retry=True).decision == "started"
 
 
+def test_the_reason_of_an_end_decides_whether_it_counts_whatever_the_exit_code(
+    catalog: Catalog, snapshot_id: str
+) -> None:
+    facts = run_facts(snapshot_id, max_attempts=2)
+    attempt = ask(catalog, facts).attempt
+    assert attempt is not None
+    ends = (
+        ("lost", None, "node_lost", "free"),
+        ("failed", 77, "evicted", "free"),
+        ("failed", 0, "out_of_memory", "counted"),
+    )
+    for state, code, reason_code, retry in ends:
+        run = end(catalog, attempt, state, code=code, reason_code=reason_code, retry=retry)
+        ended = run.attempts[attempt.attempt - 1]
+        assert (ended.reason_code, ended.retry) == (reason_code, retry)
+        attempt = catalog.restart_run(ALICE, None, run.run_id, reserve_seconds=5).attempt
+        assert attempt is not None
+    end(catalog, attempt, "failed", code=75, reason_code="hung", retry="counted")
+    with pytest.raises(AttemptsSpent, match="ended 2 attempts"):
+        ask(catalog, facts)
+
+
+def test_an_end_that_would_come_again_is_refused_whatever_the_exit_code(catalog: Catalog, snapshot_id: str) -> None:
+    facts = run_facts(snapshot_id)
+    attempt = ask(catalog, facts).attempt
+    assert attempt is not None
+    told = {"reason": "asks for 9 GPUs", "reason_code": "exceeds_quota", "retry": "never"}
+    assert end(catalog, attempt, "failed", code=None, **told).failed_by_code
+    with pytest.raises(RunRefused, match="asks for 9 GPUs"):
+        ask(catalog, facts)
+
+
+@pytest.mark.parametrize(("reason_code", "retry"), [("hung", None), (None, "free"), ("hung", "often")])
+def test_a_reason_without_its_consequence_is_refused(
+    catalog: Catalog, snapshot_id: str, reason_code: str | None, retry: str | None
+) -> None:
+    attempt = _start(catalog, snapshot_id)
+    with pytest.raises(InvalidFact, match="together with a reason code"):
+        end(catalog, attempt, "failed", code=76, reason_code=reason_code, retry=retry)
+
+
+def test_why_an_attempt_waits_is_kept_until_it_runs(catalog: Catalog, snapshot_id: str) -> None:
+    first = _start(catalog, snapshot_id)
+    note = lambda words: catalog.note_waiting(ALICE, first.run_id, 1, first.token, "waiting_for_quota", words)  # noqa: E731
+    assert note("0 of 2 GPUs are free").waiting == "waiting_for_quota: 0 of 2 GPUs are free"
+    for words in ("0 of 2 GPUs are free", "1 of 2 GPUs is free", "0 of 2 GPUs are free"):
+        note(words)
+    told = [e.data["message"] for e in catalog.run_events(ALICE, first.run_id, kinds=("attempt.waiting",))]
+    assert told == ["0 of 2 GPUs are free", "1 of 2 GPUs is free", "0 of 2 GPUs are free"]
+    assert catalog.mark_running(ALICE, None, first.run_id, 1, first.token).waiting is None
+    with pytest.raises(StaleAttempt):
+        catalog.note_waiting(ALICE, first.run_id, 1, first.token + 1, "starting", "late")
+    end(catalog, first, "lost")
+    with pytest.raises(StaleAttempt):
+        note("after its end")
+
+
 @pytest.mark.parametrize("code", [64, 65])
 def test_a_failure_by_code_is_refused_unless_retry_is_asked_for(catalog: Catalog, snapshot_id: str, code: int) -> None:
     facts = run_facts(snapshot_id)
