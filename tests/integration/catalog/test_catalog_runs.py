@@ -163,8 +163,10 @@ def test_an_end_that_would_come_again_is_refused_whatever_the_exit_code(catalog:
     facts = run_facts(snapshot_id)
     attempt = ask(catalog, facts).attempt
     assert attempt is not None
-    told = {"reason": "asks for 9 GPUs", "reason_code": "exceeds_quota", "retry": "never"}
-    assert end(catalog, attempt, "failed", code=None, **told).failed_by_code
+    run = end(
+        catalog, attempt, "failed", code=None, reason="asks for 9 GPUs", reason_code="exceeds_quota", retry="never"
+    )
+    assert run.failed_by_code
     with pytest.raises(RunRefused, match="asks for 9 GPUs"):
         ask(catalog, facts)
 
