@@ -28,6 +28,7 @@ class Platform(dg.ConfigurableResource["Platform"]):
 
     _services: Services | None = PrivateAttr(default=None)
     _online: "OnlineStore | None" = PrivateAttr(default=None)
+    _launcher: "Launcher | None" = PrivateAttr(default=None)
 
     def catalog(self) -> "Catalog":
         """The source of truth."""
@@ -50,10 +51,12 @@ class Platform(dg.ConfigurableResource["Platform"]):
         return self._open()
 
     def launcher(self) -> "Launcher":
-        """Where training attempts run."""
-        from headway.training.launchers import launcher_for
+        """Where training attempts run; it may keep watch in the background until this is closed."""
+        if self._launcher is None:
+            from headway.training.launchers import launcher_for
 
-        return launcher_for(self.settings())
+            self._launcher = launcher_for(self.settings())
+        return self._launcher
 
     def online(self) -> "OnlineStore":
         """The online store of the settings, opened on first use."""
@@ -75,6 +78,9 @@ class Platform(dg.ConfigurableResource["Platform"]):
 
     def close(self) -> None:
         """Close the connections, where nothing else tears the resource down (a sensor's tick)."""
+        if self._launcher is not None:
+            self._launcher.close()
+            self._launcher = None
         if self._services is not None:
             self._services.close()
             self._services = None

@@ -91,20 +91,32 @@ def show(settings: Settings, run_id: str, as_json: bool) -> None:
 @_RUN
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends; Ctrl-C stops looking, not the run.")
 @click.option("--attempt", type=click.IntRange(1), help="Only this attempt.")
+@click.option("--rank", type=click.IntRange(0), help="What this rank printed, instead of the run's events.")
 @_JSON
 @click.pass_obj
-def logs(settings: Settings, run_id: str, follow: bool, attempt: int | None, as_json: bool) -> None:
+def logs(settings: Settings, run_id: str, follow: bool, attempt: int | None, rank: int | None, as_json: bool) -> None:
     """Print a run's events in order. With -f the run is looked after as well, should nobody else do it."""
     from headway.services import open_services
     from headway.training.launchers import launcher_for
+    from headway.training.rank_logs import follow_rank_log
     from headway.training.reconcile import Reconciler
 
+    if rank is not None and as_json:
+        raise click.UsageError("--rank prints text as it is; leave --json out")
     with open_services(settings) as services:
         run = find_run(services, run_id)
-        after = 0
+        if rank is not None:
+            for piece in follow_rank_log(services, launcher_for(settings), run, rank, attempt, follow):
+                click.echo(piece, nl=False)
+            return
+        reconciler = Reconciler(services, launcher_for(settings)) if follow else None
+        after, told = 0, list[str]()
         while True:
-            if follow:
-                Reconciler(services, launcher_for(settings)).run(run.run_id)
+            if reconciler is not None:
+                away = [a.detail for a in reconciler.run(run.run_id) if a.kind == "unavailable"]
+                if away != told:
+                    click.echo("\n".join(away) or "the launcher answers again", err=True)
+                told = away
             for event in services.catalog.run_events(services.principal, run.run_id, attempt=attempt, after=after):
                 _print_event(event, as_json)
                 after = event.seq
