@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 AttemptEnd = Literal["succeeded", "failed", "cancelled", "lost"]
 
+_LOST = ("lost", "node_lost")
 _BATCH = 1_000
 _BEAT_EVERY_US = 5_000_000
 # How long after the ranks' own grace an attempt that was asked to stop may live before it is ended by force.
@@ -76,7 +77,7 @@ def judge_end(observation: Observation, cancel_requested: bool, artifact_problem
     if cancel_requested and (observation.cancelled or observation.code is None):
         return Verdict("cancelled", cause, "cancelled")
     code = observation.reason_code or reason_of_exit(observation.code)
-    return Verdict("lost" if observation.code is None else "failed", cause, code)
+    return Verdict("lost" if code in _LOST else "failed", cause, code)
 
 
 class Reconciler:

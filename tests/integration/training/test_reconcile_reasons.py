@@ -1,0 +1,174 @@
+"""What the reconciler makes of reasons: waiting is kept, ends count as the table says, an absent launcher ends nothing.
+
+The launcher is a double at the outer boundary: what a cluster answers here is tested with the launcher itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.training_bench import AS_OF, TrainingBench
+
+from headway.catalog.errors import AttemptsSpent, RunRefused
+from headway.catalog.run_facts import TrainingRun
+from headway.loading import load_pipeline
+from headway.services import Services
+from headway.training.follow import Follower, follow
+from headway.training.launch import LauncherUnavailable, Observation, Stray, Waiting
+from headway.training.plan import Overrides, plan_run
+from headway.training.reconcile import Action, Reconciler
+from headway.training.submit import submit
+from trainer.events import Event
+from trainer.spec import AttemptSpec, RunSpec
+
+
+@dataclass
+class Scripted:
+    """Answers each look with the next observation, the last one for ever; an exception is raised."""
+
+    root: Path
+    looks: list[Observation | LauncherUnavailable] = field(default_factory=list[Observation | LauncherUnavailable])
+    asked: list[str] = field(default_factory=list[str])
+    name: str = "scripted"
+
+    def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
+        self.asked.append(f"submit {attempt.attempt}")
+
+    def observe(self, run_id: str, attempt: int) -> Observation:
+        look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(look, LauncherUnavailable):
+            raise look
+        return look
+
+    def stream(self, run_id: str, attempt: int, node: int, after: int, limit: int) -> list[Event]:
+        return []
+
+    def cancel(self, run_id: str, attempt: int, reason: str) -> None:
+        self.asked.append(f"cancel {attempt}")
+
+    def kill(self, run_id: str, attempt: int) -> None:
+        self.asked.append(f"kill {attempt}")
+
+    def release(self, run_id: str, attempt: int) -> None:
+        self.asked.append(f"release {attempt}")
+
+    def strays(self) -> list[Stray]:
+        if isinstance(self.looks[0], LauncherUnavailable):
+            raise self.looks[0]
+        return []
+
+    def run_dir(self, run_id: str) -> Path:
+        return self.root / run_id
+
+    def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
+        return self.root / run_id / name
+
+    def close(self) -> None:
+        pass
+
+
+AWAY = LauncherUnavailable("the API server does not answer", "wait, or look at the cluster")
+ABSENT = Observation("absent")
+
+
+@pytest.fixture
+def services(bench: TrainingBench) -> Iterator[Services]:
+    with bench.services() as opened:
+        yield opened
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Scripted:
+    return Scripted(tmp_path / "runs", [ABSENT])
+
+
+@pytest.fixture
+def run_id(bench: TrainingBench, services: Services, launcher: Scripted) -> str:
+    plan = plan_run(services, load_pipeline(bench.folder), AS_OF, Overrides())
+    return submit(services, launcher, plan, asker="person").run.run_id
+
+
+def look(services: Services, launcher: Scripted, run_id: str, *looks: Observation) -> TrainingRun:
+    for observation in looks:
+        launcher.looks = [observation]
+        Reconciler(services, launcher).run(run_id)
+    return services.catalog.run(services.principal, run_id)
+
+
+def waits(code: str, message: str) -> Observation:
+    return Observation("starting", waiting=Waiting(code, message))
+
+
+def ends(code: int | None, reason_code: str) -> Observation:
+    return Observation("ended", code, f"it was {reason_code}", reason_code=reason_code)
+
+
+def test_why_a_run_waits_is_told_once_and_shown(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str
+) -> None:
+    reconciler = Reconciler(services, launcher)
+    launcher.looks = [waits("waiting_for_quota", "0 of 2 GPUs are free")]
+    told = [a for _ in range(3) for a in reconciler.run(run_id)]
+    assert [(a.kind, a.detail) for a in told] == [("waiting", "waiting_for_quota: 0 of 2 GPUs are free")]
+    run = services.catalog.run(services.principal, run_id)
+    assert (run.last.state, run.last.waiting) == ("admitted", "waiting_for_quota: 0 of 2 GPUs are free")
+    assert bench.json("runs", "show", run_id)["waiting"] == run.last.waiting
+    assert "0 of 2 GPUs are free" in bench.run("runs", "list").output
+    assert "waiting: waiting_for_quota: 0 of 2 GPUs are free" in bench.run("runs", "logs", run_id).output
+    run = look(services, launcher, run_id, Observation("running"))
+    assert (run.last.state, run.last.waiting) == ("running", None)
+
+
+def test_a_launcher_that_is_away_ends_nothing_and_is_told_of(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str
+) -> None:
+    look(services, launcher, run_id, Observation("running"))
+    launcher.looks = [AWAY]
+    actions = Reconciler(services, launcher).all()
+    assert [(a.kind, a.detail) for a in actions] == [("unavailable", str(AWAY))] * 2
+    assert services.catalog.run(services.principal, run_id).last.state == "running"
+
+
+def test_a_follower_waits_out_a_launcher_that_is_away_and_is_told_once(
+    services: Services, launcher: Scripted, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.training.follow._POLL_S", 0.01)
+    launcher.looks = [AWAY, AWAY, AWAY, Observation("running"), AWAY, AWAY, ends(65, "code_failed")]
+    told: list[Action] = []
+    run = follow(services, launcher, run_id, Follower(lambda _: None, told.append))
+    assert run.status == "failed"
+    assert [action.kind for action in told] == ["unavailable", "running", "unavailable", "finish"]
+
+
+def test_what_infrastructure_took_is_free_and_what_may_come_again_is_counted(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str
+) -> None:
+    """The bench allows three attempts; the free ends before them cost nothing."""
+    free = [(None, "node_lost"), (77, "evicted"), (75, "preempted_by_queue"), (75, "preempted")]
+    counted = [(None, "out_of_memory"), (76, "hung"), (77, "peer_lost")]
+    run = look(services, launcher, run_id, *(ends(*end) for end in free + counted))
+    assert [a.reason_code for a in run.attempts] == [reason for _, reason in free + counted]
+    assert [a.counts for a in run.attempts] == [False] * 4 + [True] * 3
+    assert run.status == "failed"
+    assert [asked for asked in launcher.asked if "submit" in asked] == [f"submit {n}" for n in range(1, 8)]
+    assert [asked for asked in launcher.asked if "release" in asked] == [f"release {n}" for n in range(1, 8)]
+    shown = bench.json("runs", "show", run_id)["attempt"][4]
+    assert (shown["reason_code"], shown["retry"], shown["reason"]) == (
+        "out_of_memory",
+        "counted",
+        "it was out_of_memory",
+    )
+    plan = plan_run(services, load_pipeline(bench.folder), AS_OF, Overrides())
+    with pytest.raises(AttemptsSpent):
+        submit(services, launcher, plan, asker="machine")
+
+
+def test_what_can_never_fit_is_not_tried_again(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str
+) -> None:
+    run = look(services, launcher, run_id, ends(None, "exceeds_quota"))
+    assert (len(run.attempts), run.last.retry) == (1, "never")
+    plan = plan_run(services, load_pipeline(bench.folder), AS_OF, Overrides())
+    with pytest.raises(RunRefused, match="exceeds_quota"):
+        submit(services, launcher, plan, asker="person")
