@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from assets.describe import column_schema, guarded, plot_metadata, table
+from assets.executor import backfill_policy_for
 from assets.keys import dataset_key
 from assets.partitions import partitions_definition
 from assets.runs import asked_partitions, is_worth_a_line, report_partitions
 from headway.declaration import SourceSpec
+from headway.home import load_settings
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from resources.platform import Platform
@@ -39,7 +41,7 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
         tags={"headway/stage": "dataset_version", "headway/privacy": declared.privacy.disposition},
         code_version=_code_version(pipeline, declared),
         partitions_def=partitions_definition(declared.partition) if declared.partition else None,
-        backfill_policy=dg.BackfillPolicy.single_run() if declared.partition else None,
+        backfill_policy=backfill_policy_for(load_settings()) if declared.partition else None,
         deps=[dataset_key(spec.name, other) for other in declared.lookups],
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from assets.describe import column_lineage, feature_schema, guarded, plot_metadata, table
+from assets.executor import backfill_policy_for
 from assets.keys import dataset_key, snapshot_key
 from assets.partitions import partitions_definition, snapshot_dependency
 from assets.runs import asked_partitions, is_range, is_worth_a_line, report_partitions
+from headway.home import load_settings
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from resources.platform import Platform
@@ -44,7 +46,7 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
         tags={"headway/stage": "feature_snapshot"},
         code_version=_code_version(pipeline),
         partitions_def=partitions_definition(partition),
-        backfill_policy=dg.BackfillPolicy.single_run(),
+        backfill_policy=backfill_policy_for(load_settings()),
         deps=[dg.AssetDep(k, partition_mapping=snapshot_dependency(spec, s)) for s, k in source_keys.items()],
         automation_condition=dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed(),
         check_specs=[
