@@ -133,7 +133,7 @@ class Watch:
 
 
 class Cluster(Protocol):
-    """The verbs that the launcher uses; `Client` is the one over HTTP."""
+    """The verbs that the launcher uses; `ClusterClient` is the one over HTTP."""
 
     namespace: str
 
@@ -164,38 +164,29 @@ class Cluster(Protocol):
         ...
 
 
-class Client:
-    """Calls one API server; namespaced resources are those of `namespace`. Threads may share it."""
+class ClusterClient:
+    """Calls one API server; namespaced resources are those of `namespace`. Threads may share it.
 
-    def __init__(self, api: ApiClient, namespace: str) -> None:
-        self._api = api
+    It connects when it is first used: by the kubeconfig's `context`, by KUBECONFIG, or by the account of the pod that
+    this runs in.
+    """
+
+    def __init__(self, context: str = "", namespace: str = "default") -> None:
         self.namespace = namespace
+        self._context = context
+        self._connected: ApiClient | None = None
 
-    @classmethod
-    def connect(cls, namespace: str, context: str = "") -> Client:
-        """Connect by the kubeconfig's `context`, or by the account of the pod that this runs in, or by KUBECONFIG.
+    def in_namespace(self, namespace: str) -> ClusterClient:
+        """Return a client of the same API server for another namespace."""
+        client = ClusterClient(self._context, namespace)
+        client._connected = self._connected
+        return client
 
-        Raises:
-            ClusterUnreachable: there is no configuration that names a cluster.
-        """
-        import os
-
-        from kubernetes import client, config
-        from kubernetes.config import ConfigException
-
-        settings = client.Configuration()
-        try:
-            if context or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" not in os.environ:
-                config.load_kube_config(context=context or None, client_configuration=settings)
-            else:
-                config.load_incluster_config(client_configuration=settings)
-        except (ConfigException, OSError) as error:
-            raise ClusterUnreachable(
-                f"no cluster is configured: {error}",
-                "set KUBECONFIG and the profile's `context`, or run inside the cluster",
-            ) from error
-        settings.connection_pool_maxsize = 32
-        return cls(client.ApiClient(settings), namespace)
+    @property
+    def _api(self) -> ApiClient:
+        if self._connected is None:
+            self._connected = _connect(self._context)
+        return self._connected
 
     def get(self, resource: str, name: str) -> Document:
         """Return one object.
@@ -305,7 +296,8 @@ class Client:
 
     def close(self) -> None:
         """Close idle connections."""
-        self._api.rest_client.pool_manager.clear()
+        if self._connected is not None:
+            self._connected.rest_client.pool_manager.clear()
 
     def _path(self, resource: str, name: str = "") -> str:
         prefix, namespaced = RESOURCES[resource]
@@ -396,6 +388,27 @@ class Client:
             return self._once(method, path, query=query, read_s=read_s, whole=False)
         except _Passing as fault:
             raise fault.error from fault
+
+
+def _connect(context: str) -> ApiClient:
+    import os
+
+    from kubernetes import client, config
+    from kubernetes.config import ConfigException
+
+    settings = client.Configuration()
+    try:
+        if context or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            config.load_kube_config(context=context or None, client_configuration=settings)
+        else:
+            config.load_incluster_config(client_configuration=settings)
+    except (ConfigException, OSError) as error:
+        raise ClusterUnreachable(
+            f"no cluster is configured: {error}",
+            "set KUBECONFIG and the profile's `context`, or run inside the cluster",
+        ) from error
+    settings.connection_pool_maxsize = 32
+    return client.ApiClient(settings)
 
 
 class _Passing(Exception):

@@ -13,14 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from headway.errors import HeadwayError
 from headway.training.kubernetes.validate import (
     label_key_problem,
     label_value_problem,
-    name_problem,
     name_problem_1123,
     quantity,
 )
@@ -41,6 +40,11 @@ def _quantity(text: str) -> str:
     if quantity(text) <= 0:
         raise ValueError(f"{text!r} is nothing; write a positive quantity such as 500m or 4Gi")
     return text
+
+
+def _written(value: object) -> object:
+    """A plain number in YAML, such as `cpu: 2`, is a quantity as well."""
+    return str(value) if type(value) is int else value
 
 
 def _name(text: str) -> str:
@@ -68,7 +72,7 @@ def _absolute(text: str) -> str:
     return str(path)
 
 
-Quantity = Annotated[str, AfterValidator(_quantity)]
+Quantity = Annotated[str, BeforeValidator(_written), AfterValidator(_quantity)]
 Name = Annotated[str, AfterValidator(_name)]
 LabelKey = Annotated[str, AfterValidator(_label_key)]
 LabelValue = Annotated[str, AfterValidator(_label_value)]
@@ -201,8 +205,6 @@ class Platform(_Part):
                 )
             if _RESERVED_ENVIRONMENT.fullmatch(name) or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
                 raise ValueError(f"environment.{name}: the launcher sets this itself, or it is no variable's name")
-        if problem := name_problem(self.namespace):
-            raise ValueError(f"namespace: {problem}; it becomes part of DNS names")
         return self
 
     @property
