@@ -7,7 +7,9 @@ from pathlib import Path
 import dagster as dg
 
 from assets.automation import reconcile_training
+from assets.executor import executor_for
 from assets.retraining import build_retrain_on_drift
+from headway.home import load_settings
 from resources.wiring import resources_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +25,8 @@ def defs() -> dg.Definitions:
     refuse_misplaced_models(ROOT / "pipelines")
     declared = dg.load_from_defs_folder(path_within_project=ROOT / "assets")
     sensors = [reconcile_training, build_retrain_on_drift(ROOT / "pipelines")]
-    platform = dg.Definitions(resources=resources_for(), sensors=sensors)
+    executor = executor_for(load_settings())
+    platform = dg.Definitions(resources=resources_for(), sensors=sensors, executor=executor)
     return dg.Definitions.merge(declared, platform)
 
 
