@@ -1,0 +1,121 @@
+"""A real two-node DeepSpeed job from Dagster's page to a gated model version, every node a pod with its own address."""
+
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.serving import ask
+from support.shop_serving import serving_shop
+from support.training_bench import TrainingBench, build_shop
+
+from tests.cluster.cluster_env import Cluster, wait_until
+
+AS_OF = "2026-04-01"
+STAGES = [{"path": ["shop", "training_run"]}, {"path": ["shop", "model_version"]}]
+LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
+SHOWN = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
+
+
+@dataclass
+class OnCluster(TrainingBench):
+    """A bench whose runs train on a cluster."""
+
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings of this bench as variables."""
+        return {**super().environment, **self.more}
+
+
+@pytest.fixture
+def shop(cluster: Cluster) -> Iterator[OnCluster]:
+    """The pipeline with its snapshots, on the volume that pods see, and a namespace for its runs."""
+    root = cluster.store / f"two-nodes-{secrets.token_hex(3)}"
+    namespace = f"hwt-{secrets.token_hex(4)}"
+    local = build_shop(root, change=with_deepspeed)
+    cluster.admin.send("POST", "/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": namespace}})
+    document = {
+        "namespace": namespace,
+        "image": cluster.image,
+        "volume": {"host_path": str(root), "mount_path": str(root)},
+        "cpu": "1",
+        "memory": "4Gi",
+        "shared_memory": "256Mi",
+    }
+    platform = root / "platform.yaml"
+    platform.write_text(yaml.safe_dump(document))
+    cluster_settings = {
+        "HEADWAY_PROFILE": "cluster",
+        "HEADWAY_PLATFORM": str(platform),
+        "KUBECONFIG": str(cluster.kubeconfig),
+    }
+    yield OnCluster(local.folder, local.home, more=cluster_settings)
+    cluster.admin.delete(f"/api/v1/namespaces/{namespace}")
+    shutil.rmtree(root)
+
+
+def with_deepspeed(attributes: dict[str, Any]) -> None:
+    attributes["training"]["engine"] = "deepspeed"
+
+
+def test_a_two_node_deepspeed_job_from_the_page_to_a_gated_version(shop: OnCluster, cluster: Cluster) -> None:
+    with serving_shop(shop.folder.parent, shop, None) as url:
+        launched = launch(url)
+        final = ("SUCCESS", "FAILURE", "CANCELED")
+        status = wait_until(
+            lambda: (found := ask(url, STATUS, id=launched)["runOrError"]["status"]) in final and found,
+            "the end of Dagster's run",
+        )
+        assert status == "SUCCESS", (shop.folder.parent / "dagster.log").read_text()[-4000:]
+        node = ask(url, SHOWN, key=STAGES[1])["assetNodeOrError"]
+    checks = {c["name"]: c["executionForLatestMaterialization"]["status"] for c in node["assetChecksOrError"]["checks"]}
+    assert set(checks.values()) == {"SUCCEEDED"}
+    assert {"contract", "leakage_proof", "segments"} <= set(checks)
+    (run,) = shop.runs()
+    assert (run.status, len(run.attempts), run.last.launcher) == ("succeeded", 1, "kubernetes")
+    assert run.facts.layout["engine"] == "deepspeed"
+    hosts = node_hosts(shop, run.run_id)
+    assert len(set(hosts.values())) == 2, hosts
+    (version,) = shop.json("models", "list")["models"]
+    assert version["run_id"] == run.run_id
+    assert objects(cluster, Path(shop.more["HEADWAY_PLATFORM"])) == []
+    assert shop.run("fsck").exit_code == 0
+
+
+def launch(url: str) -> str:
+    params = {
+        "selector": {
+            "jobName": "__ASSET_JOB",
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "shop",
+            "assetSelection": STAGES,
+        },
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": AS_OF}]},
+        "runConfigData": {},
+    }
+    launched = ask(url, LAUNCH, params=params)["launchRun"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    return launched["run"]["runId"]
+
+
+def node_hosts(shop: OnCluster, run_id: str) -> dict[int, str]:
+    """Under which name each node of the run worked."""
+    with shop.services() as services:
+        events = services.catalog.run_events(services.principal, run_id, kinds=("node_start",))
+    return {event.node: str(event.data["hostname"]) for event in events if event.node is not None}
+
+
+def objects(cluster: Cluster, platform: Path) -> list[str]:
+    """Jobs and Services that are left in the run's namespace."""
+    namespace = yaml.safe_load(platform.read_text())["namespace"]
+    paths = (f"/apis/batch/v1/namespaces/{namespace}/jobs", f"/api/v1/namespaces/{namespace}/services")
+    return [item["metadata"]["name"] for path in paths for item in cluster.admin.items(path)]
