@@ -1,0 +1,254 @@
+"""Everything is killed at random while one run is under way, and all is well in the end.
+
+Each seed takes 200 steps. The launcher, the reconciler and the op are processes of their own that a step starts, kills
+or stops; ranks die, pods are deleted, the API server goes away or answers errors, the database is locked or stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster_bench import ClusterBench, make_bench
+from support.cluster_child import start
+from support.cluster_sound import assert_sound, steps_of
+from support.postgres import Postgres
+
+from headway.errors import HeadwayError
+from tests.cluster.cluster_env import Cluster, wait_until
+from tests.cluster.conftest import cleaned
+
+STEPS = 200
+RELEASED_AT = 150
+ROLES = ("ask", "follow", "reconcile")
+# Kills and faults are rarer than looking on, or nothing would ever come about.
+WEIGHTS = {
+    "look_on": 30,
+    "start": 30,
+    "kill": 12,
+    "freeze": 4,
+    "thaw": 8,
+    "rank": 5,
+    "pod": 2,
+    "api_error": 6,
+    "api_away": 4,
+    "api_back": 8,
+    "database": 4,
+}
+ERRORS = [
+    {"method": "POST", "path": "/apis/batch/.*", "do": "after_error", "status": 500, "times": 1},
+    {"method": "POST", "path": "/apis/batch/.*", "do": "drop", "times": 1},
+    {"method": "POST", "path": "/api/v1/.*services", "do": "after_error", "status": 409, "times": 1},
+    {"method": "PATCH", "path": "/apis/batch/.*", "do": "error", "status": 500, "times": 2},
+    {"method": "DELETE", "path": ".*", "do": "after_error", "status": 500, "times": 1},
+    {"method": "GET", "path": ".*", "do": "close_watch", "seconds": 0.2, "times": 3},
+    {"method": "GET", "path": ".*", "do": "error", "status": 503, "times": 2},
+    {"method": "GET", "path": ".*", "do": "slow", "seconds": 0.3, "times": 5},
+]
+
+
+class Schedule:
+    """One seed's walk."""
+
+    def __init__(self, bench: ClusterBench, seed: int, server: Postgres | None) -> None:
+        self.bench = bench
+        self.seed = seed
+        self.server = server
+        self.random = random.Random(seed)
+        self.children: dict[str, BaseProcess] = {}
+        self.frozen: set[str] = set()
+        self.asking = {"max_attempts": 1000, "orders": {"hold": True}}
+        self.run_id = bench.ask(seed, **self.asking)
+        self.told: list[str] = []
+
+    def walk(self) -> None:
+        """Take every step, then let everything work again."""
+        try:
+            for number in range(STEPS):
+                if number == RELEASED_AT:
+                    self.bench.order(self.run_id, steps=20)
+                what = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+                self.told.append(what)
+                getattr(self, what)()
+        finally:
+            self.all_work_again()
+
+    def all_work_again(self) -> None:
+        """No fault is left, and no process of ours."""
+        assert self.bench.cluster.faults is not None
+        self.bench.cluster.faults.clear()
+        for role in list(self.children):
+            self.end(role)
+
+    def look_on(self) -> None:
+        """Give the others time."""
+        time.sleep(self.random.uniform(0.01, 0.12))
+
+    def start(self) -> None:
+        """Start a process that is not there, or has ended."""
+        role = self.random.choice(ROLES)
+        if role in self.children and self.children[role].is_alive():
+            return
+        arguments = (self.seed, self.asking) if role == "ask" else (self.run_id,) if role == "follow" else ()
+        self.children[role] = start(role, self.bench, *arguments)
+
+    def kill(self) -> None:
+        """Kill one of our processes where it stands."""
+        if self.children:
+            self.end(self.random.choice(sorted(self.children)))
+
+    def end(self, role: str) -> None:
+        """SIGKILL, and wait for it to be buried."""
+        child = self.children.pop(role)
+        self.frozen.discard(role)
+        child.kill()
+        child.join()
+
+    def freeze(self) -> None:
+        """Stop a process of ours: it will go on later with what it knew then."""
+        if self.children:
+            role = self.random.choice(sorted(self.children))
+            self.signal(role, signal.SIGSTOP)
+            self.frozen.add(role)
+
+    def thaw(self) -> None:
+        """Let what was stopped go on."""
+        for role in self.frozen:
+            self.signal(role, signal.SIGCONT)
+        self.frozen.clear()
+
+    def signal(self, role: str, number: signal.Signals) -> None:
+        """Send a signal to a process that may have ended."""
+        pid = self.children[role].pid
+        if pid is not None and self.children[role].is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def rank(self) -> None:
+        """Have a rank of the newest attempt die at its next step."""
+        folder = self.bench.run_dir(self.run_id) / "attempts"
+        numbers = [int(path.name) for path in folder.glob("*")] if folder.exists() else []
+        hold = len(self.told) < RELEASED_AT
+        who, how = self.random.choice("01"), self.random.choice(("kill", "kill_node"))
+        ranks = {who: {"attempts": [max(numbers, default=1)], "do": how}}
+        self.bench.order(self.run_id, hold=hold, steps=20, ranks=ranks)
+
+    def pod(self) -> None:
+        """Delete a pod, as somebody with kubectl does."""
+        with self.reachable():
+            if pods := self.bench.things("pods"):
+                name = self.random.choice(sorted(pod["metadata"]["name"] for pod in pods))
+                self.bench.cluster.admin.delete(self.bench.path("pods", name))
+
+    def api_error(self) -> None:
+        """Let the next requests of some kind fail, or seem to."""
+        self.fault(http=self.random.sample(ERRORS, 2))
+
+    def api_away(self) -> None:
+        """The API server does not answer."""
+        self.fault(api="away")
+
+    def api_back(self) -> None:
+        """It answers again."""
+        self.fault()
+
+    def fault(self, **faults: Any) -> None:  # noqa: ANN401
+        """Make faults, in place of those before."""
+        assert self.bench.cluster.faults is not None
+        self.bench.cluster.faults.set(**faults)
+        self.away = faults.get("api") == "away"
+
+    away = False
+
+    def reachable(self) -> Any:  # noqa: ANN401
+        """A block that does nothing while the API server is away or answers errors."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        if self.away:
+            self.fault()
+        return suppress(ApiException, HTTPError)
+
+    def database(self) -> None:
+        """Nobody can write for a moment."""
+        seconds = self.random.uniform(0.1, 0.5)
+        if self.server is not None:
+            stop_database(self.server, seconds)
+        else:
+            with sqlite3.connect(self.bench.home / "catalog.db", timeout=30, isolation_level=None) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                time.sleep(seconds)
+                connection.execute("ROLLBACK")
+            connection.close()
+
+
+def stop_database(server: Postgres, seconds: float) -> None:
+    """SIGSTOP the server and every process of it, then let them go on."""
+    with psycopg.connect(host=str(server.socket), user="postgres", dbname="postgres", autocommit=True) as admin:
+        rows = admin.execute("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()").fetchall()
+    pids = [server.process.pid, *(pid for (pid,) in rows)]
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def scheduled(request: pytest.FixtureRequest, cluster: Cluster, migrated_sqlite: Path) -> Iterator[ClusterBench]:
+    """A bench whose catalog is on the database that the parameter names."""
+    if cluster.faults is None:
+        pytest.skip("needs HEADWAY_TEST_FAULTS, a file through which faults are made")
+    url: Path | str = migrated_sqlite
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        url = server.fresh_database(request.getfixturevalue("migrated_postgres"))
+    bench = make_bench(cluster, url)
+    bench.changes.update(grace_s=6)
+    yield bench
+    cleaned(bench)
+    if isinstance(url, str):
+        server.drop_database(url)
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "seed"),
+    [("sqlite", 1), ("sqlite", 2), ("sqlite", 3), ("postgresql", 4), ("postgresql", 5)],
+    indirect=["scheduled"],
+)
+def test_whatever_is_killed_there_is_one_result_and_nothing_is_left(
+    request: pytest.FixtureRequest, scheduled: ClusterBench, seed: int
+) -> None:
+    server = request.getfixturevalue("postgres") if scheduled.database_url else None
+    schedule = Schedule(scheduled, seed, server)
+    schedule.walk()
+    scheduled.order(schedule.run_id, steps=20)
+
+    def ended() -> bool:
+        with suppress(HeadwayError):
+            scheduled.reconcile(schedule.run_id)
+        return scheduled.run(schedule.run_id).status != "open"
+
+    wait_until(ended, "the end")
+    run = scheduled.run(schedule.run_id)
+    assert run.status == "succeeded", (schedule.told, [(a.state, a.reason) for a in run.attempts])
+    assert [a.state for a in run.attempts].count("succeeded") == 1
+    recorded = scheduled.recorded(schedule.run_id)
+    assert len([event for event in recorded if event.kind == "artifact"]) >= 1
+    last = steps_of(recorded, run.last.attempt)
+    assert not last or last[-1] >= 20
+    assert_sound(scheduled)
