@@ -11,7 +11,6 @@ What is behind the kubeconfig does not matter here:
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -137,13 +136,7 @@ def started_double(folder: Path) -> Iterator[dict[str, str]]:
     kubeconfig, faults = folder / "kubeconfig", folder / "faults.json"
     faults.write_text("{}")
     command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(kubeconfig), "--fault", str(faults)]
-    command += [
-        "--time-scale",
-        os.environ.get("HEADWAY_TEST_TIME_SCALE", "10"),
-        "--kueue",
-        "--state",
-        str(folder / "state"),
-    ]
+    command += ["--time-scale", "10", "--nodes", "3", "--kueue", "--state", str(folder / "state")]
     with (folder / "double.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
     try:

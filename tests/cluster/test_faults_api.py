@@ -1,4 +1,4 @@
-"""The API server misbehaves: whatever it answers, there is one Job and the right end, and nothing is concluded early."""
+"""The API server misbehaves: whatever it answers, there is one Job and the right end; nothing is concluded early."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def rule(method: str, path: str, do: str, **more: Any) -> dict[str, Any]:  # noq
         rule("PATCH", JOBS.replace("jobs$", "jobs/.*"), "after_error", status=500, times=1),
         rule("DELETE", JOBS.replace("jobs$", "jobs/.*"), "after_error", status=500, times=1),
     ],
-    ids=lambda fault: (
-        f"{fault['method']}-{fault['path'].rstrip('$').split('/')[5]}-{fault['do']}-{fault.get('status', '')}"
-    ),
+    ids=lambda fault: f"{fault['method']}-{fault['path'].split('/')[5]}-{fault['do']}-{fault.get('status', '')}",
 )
 def test_a_request_that_fails_or_only_seems_to(bench: ClusterBench, faults: Faults, fault: dict[str, Any]) -> None:
     faults.set(http=[fault])

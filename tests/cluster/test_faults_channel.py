@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,9 +65,8 @@ def test_many_readers_at_once_record_each_event_once(bench: ClusterBench) -> Non
     assert_sound(bench)
 
 
-def spoil(bench: ClusterBench, change: object) -> None:
+def spoil(bench: ClusterBench, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
     """Change two neighbouring lines of equal length that nobody has read yet, and see the run through all the same."""
-    assert callable(change)
     run_id = bench.start(orders={"hold": True, "every": 100_000})
     bench.stepping(run_id, steps=12)
     stream = node_folder(bench.attempt_file(run_id), 0) / "events.jsonl"

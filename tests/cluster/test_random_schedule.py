@@ -213,16 +213,15 @@ def scheduled(request: pytest.FixtureRequest, cluster: Cluster, migrated_sqlite:
     """A bench whose catalog is on the database that the parameter names."""
     if cluster.faults is None:
         pytest.skip("needs HEADWAY_TEST_FAULTS, a file through which faults are made")
-    url: Path | str = migrated_sqlite
-    if request.param == "postgresql":
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.fresh_database(request.getfixturevalue("migrated_postgres"))
-    bench = make_bench(cluster, url)
-    bench.changes.update(grace_s=6)
+    database: Path | str = migrated_sqlite
+    server: Postgres | None = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    if server is not None:
+        database = server.fresh_database(request.getfixturevalue("migrated_postgres"))
+    bench = make_bench(cluster, database)
     yield bench
     cleaned(bench)
-    if isinstance(url, str):
-        server.drop_database(url)
+    if server is not None:
+        server.drop_database(bench.database_url)
 
 
 @pytest.mark.parametrize(

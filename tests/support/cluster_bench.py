@@ -20,7 +20,7 @@ from support.registry_facts import prepare_inputs, run_facts
 from support.toy_attempts import toy_spec
 
 from headway.catalog.budgets import period_of
-from headway.catalog.run_facts import TrainingRun
+from headway.catalog.run_facts import RunEvent, TrainingRun
 from headway.home import load_settings
 from headway.services import Services, open_services
 from headway.training.identity import CODE_ROOT
@@ -162,11 +162,11 @@ class ClusterBench:
         with self.services() as services:
             return services.catalog.run(services.principal, run_id)
 
-    def recorded(self, run_id: str, *kinds: str) -> list[Any]:
+    def recorded(self, run_id: str, *kinds: str) -> list[RunEvent]:
         """Events of a run as the catalog has them."""
         with self.services() as services:
-            wanted = {"kinds": kinds} if kinds else {}
-            return services.catalog.run_events(services.principal, run_id, limit=100_000, **wanted)
+            events = services.catalog.run_events(services.principal, run_id, limit=100_000)
+        return [event for event in events if not kinds or event.kind in kinds]
 
     def run_dir(self, run_id: str) -> Path:
         """The folder of a run, where pods and tests see it."""
