@@ -1,14 +1,18 @@
 """What the API server would refuse, found before anything is sent: names, labels, quantities and sizes of a manifest.
 
 The rules are Kubernetes' own (`k8s.io/apimachinery/pkg/util/validation`, `k8s.io/apimachinery/pkg/api/resource` and the
-validation of `batch/v1`), and the Job's index that becomes part of a pod's hostname. Nothing here needs a cluster.
+validation of `batch/v1`), and the Job's index that becomes part of a pod's hostname. Kinds that not every cluster has
+are held against the schemas of their CustomResourceDefinitions (`schemas/`, trimmed to what is rendered). Nothing here
+needs a cluster.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from headway.training.launch import LaunchRefused
@@ -27,6 +31,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([EP
 
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_SCHEMAS = Path(__file__).with_name("schemas")
 _DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
 _MIB = 1 << 20
 
@@ -103,11 +108,10 @@ def problems_of(manifest: Mapping[str, Any]) -> list[Problem]:
     if kind == "Job":
         found += _job(spec, "spec", manifest.get("metadata", {}).get("name", ""))
     elif kind == "JobSet":
-        for i, part in enumerate(spec.get("replicatedJobs", [])):
-            path = f"spec.replicatedJobs[{i}]"
-            # The controller names the child Job <set>-<part>-<replica>.
-            child = f"{manifest['metadata']['name']}-{part['name']}-{max(1, part.get('replicas', 1)) - 1}"
-            found += _job(part["template"]["spec"], f"{path}.template.spec", child)
+        found += _job_set(spec, "spec", manifest["metadata"]["name"])
+    elif kind == "TrainingRuntime":
+        # The JobSet that is made of it bears the TrainJob's name, which is the runtime's own here.
+        found += _job_set(spec["template"]["spec"], "spec.template.spec", manifest["metadata"]["name"])
     elif kind == "TrainJob":
         found += _train_job(spec)
     elif kind == "Service":
@@ -123,6 +127,21 @@ def check(manifest: Mapping[str, Any]) -> None:
     """
     if problems := problems_of(manifest):
         raise ManifestInvalid(problems)
+
+
+def check_schema(manifest: Mapping[str, Any]) -> None:
+    """Refuse a JobSet, TrainJob or TrainingRuntime that its CustomResourceDefinition would not take.
+
+    Raises:
+        ManifestInvalid: names every fault.
+    """
+    from jsonschema import Draft202012Validator
+
+    schema = json.loads((_SCHEMAS / f"{manifest['kind'].lower()}.json").read_text(encoding="utf-8"))
+    faults = Draft202012Validator(schema).iter_errors(manifest)
+    problems = [Problem(fault.json_path.removeprefix("$.").removeprefix("$"), fault.message) for fault in faults]
+    if problems:
+        raise ManifestInvalid(sorted(problems))
 
 
 def _metadata(metadata: Mapping[str, Any], path: str, *, named: bool) -> Iterator[Problem]:
@@ -152,6 +171,13 @@ def _labels(labels: Mapping[str, Any], path: str) -> Iterator[Problem]:
 
 def _text_problem(value: object) -> str:
     return "" if isinstance(value, str) else f"{value!r} is no text"
+
+
+def _job_set(spec: Mapping[str, Any], path: str, name: str) -> Iterator[Problem]:
+    for i, part in enumerate(spec.get("replicatedJobs", [])):
+        # The controller calls the Jobs inside <set>-<part>-<replica>.
+        child = f"{name}-{part['name']}-{max(1, part.get('replicas', 1)) - 1}"
+        yield from _job(part["template"]["spec"], f"{path}.replicatedJobs[{i}].template.spec", child)
 
 
 def _job(spec: Mapping[str, Any], path: str, name: str) -> Iterator[Problem]:
