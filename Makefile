@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTH
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve ui replay-year test test-fast lint format bench-join bench-serve clean
+.PHONY: help venv demo serve ui replay-year test test-fast lint format bench-join bench-serve bench-restart clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-join: $(STAMP) ## point-in-time join against pandas, polars and DuckDB
 
 bench-serve: $(STAMP) ## serving against a bare ASGI echo, latency, online reads (after make demo)
 	$(BIN)/python -m benchmarks.bench_serve $(ARGS)
+
+bench-restart: $(STAMP) ## a killed node to the first new step by phase, here and on a cluster (after make demo)
+	$(BIN)/python -m benchmarks.bench_restart $(ARGS)
 
 clean: ## remove the environment, caches and local state
 	rm -rf $(VENV) .headway .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
