@@ -46,12 +46,14 @@ WEIGHTS = {
     "database": 4,
 }
 ERRORS = [
-    {"method": "POST", "path": "/apis/batch/.*", "do": "after_error", "status": 500, "times": 1},
-    {"method": "POST", "path": "/apis/batch/.*", "do": "drop", "times": 1},
-    {"method": "POST", "path": "/api/v1/.*services", "do": "after_error", "status": 409, "times": 1},
+    {"method": "POST", "path": "/apis/batch/.*", "do": "after_error", "status": 500},
+    {"method": "POST", "path": "/apis/batch/.*", "do": "after_drop"},
+    {"method": "POST", "path": "/apis/batch/.*", "do": "drop"},
+    {"method": "POST", "path": "/api/v1/.*services", "do": "after_error", "status": 409},
     {"method": "PATCH", "path": "/apis/batch/.*", "do": "error", "status": 500, "times": 2},
-    {"method": "DELETE", "path": ".*", "do": "after_error", "status": 500, "times": 1},
-    {"method": "GET", "path": ".*", "do": "close_watch", "seconds": 0.2, "times": 3},
+    {"method": "DELETE", "path": ".*", "do": "after_error", "status": 500},
+    {"method": "WATCH", "path": ".*", "do": "close_watch"},
+    {"method": "WATCH", "path": ".*", "do": "gone", "times": 2},
     {"method": "GET", "path": ".*", "do": "error", "status": 503, "times": 2},
     {"method": "GET", "path": ".*", "do": "slow", "seconds": 0.3, "times": 5},
 ]
