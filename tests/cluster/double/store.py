@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 Object = dict[str, Any]
 Objects = list[Object]
+Json = Any
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _FIRST_VERSION = 100
@@ -96,15 +97,11 @@ kueue.x-k8s.io            v1beta2 workloadpriorityclasses   WorkloadPriorityClas
 def _row(line: str) -> Resource:
     group, version, plural, kind, flags, *names = line.split()
     short, categories = (*names, "-", "-")[:2]
-    return Resource(
-        "" if group == "-" else group,
-        version,
-        plural,
-        kind,
-        *(flag in flags for flag in "nsgrc"),
-        tuple(short.split(",")) if short != "-" else (),
-        (categories,) if categories != "-" else (),
-    )
+    namespaced, status, generation, returned, custom = (flag in flags for flag in "nsgrc")
+    shorts = tuple(short.split(",")) if short != "-" else ()
+    groups = (categories,) if categories != "-" else ()
+    core = "" if group == "-" else group
+    return Resource(core, version, plural, kind, namespaced, status, generation, returned, custom, shorts, groups)
 
 
 RESOURCES: dict[str, Resource] = {row.plural: row for row in map(_row, _TABLE.strip().splitlines())}
