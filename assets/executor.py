@@ -15,7 +15,7 @@ def executor_for(settings: Settings) -> dg.ExecutorDefinition | None:
     """The executor of every job of the code location; None: Dagster's own, a process for each step.
 
     On a cluster each step is a Job of its own (`k8s_job_executor`), owned by the pod of its run: when that pod is
-    deleted, Kubernetes collects the steps that it left. Imports dagster-k8s, which costs two seconds, on a cluster only.
+    deleted, Kubernetes collects the steps that it left. Imports dagster-k8s (two seconds) on a cluster only.
     """
     if settings.profile != "cluster":
         return None
