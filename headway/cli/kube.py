@@ -1,0 +1,137 @@
+"""`headway kube`: what a run looks like to a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headway.errors import HeadwayError
+from headway.home import Settings
+
+if TYPE_CHECKING:
+    from headway.training.kubernetes.platform import Platform
+    from trainer.spec import AttemptSpec, RunSpec
+
+
+class SpecUnusable(HeadwayError):
+    """A file that is no run spec, or one that no worker may start."""
+
+
+@click.group("kube")
+def command() -> None:
+    """Look at what a run becomes on Kubernetes."""
+
+
+@command.command("render")
+@click.argument("spec", metavar="SPEC")
+@click.option(
+    "--backend",
+    type=click.Choice(["job", "jobset", "trainjob"]),
+    default="job",
+    show_default=True,
+    help="A Job with its Service is what the launcher runs.",
+)
+@click.option(
+    "--platform",
+    "profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The platform profile [default: HEADWAY_PLATFORM, else a small example].",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write there instead of printing.")
+@click.pass_obj
+def render(settings: Settings, spec: str, backend: str, profile: Path | None, out: Path | None) -> None:
+    """Print the objects of an attempt as YAML, checked as far as that goes without a cluster.
+
+    SPEC is a file that holds a run spec (JSON), or a run's id or its first characters. Nothing is sent anywhere. What
+    no cluster would take is refused with the field's path.
+    """
+    from headway.files import replace_file
+    from headway.training.kubernetes.platform import example, load_platform
+
+    file = profile or settings.platform_file
+    platform = example() if file is None else load_platform(file)
+    attempt, run_spec = _of_file(settings, Path(spec)) if Path(spec).is_file() else _of_run(settings, spec)
+    text = as_yaml(documents(settings, backend, attempt, run_spec, platform))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        replace_file(out, text.encode())
+        click.echo(f"{out} written")
+
+
+def documents(
+    settings: Settings, backend: str, attempt: AttemptSpec, spec: RunSpec, platform: Platform
+) -> list[dict[str, Any]]:
+    """The objects of one attempt, in the order in which they are made.
+
+    Raises:
+        ManifestInvalid: names every field that no cluster would take.
+    """
+    from headway.training.kubernetes.jobset import render_jobset
+    from headway.training.kubernetes.manifest import render as render_job
+    from headway.training.kubernetes.names import names_of
+    from headway.training.kubernetes.trainjob import render_trainjob
+    from headway.training.launchers import _instance_of
+
+    names = names_of(_instance_of(settings), settings.tenant, attempt, spec)
+    if backend == "jobset":
+        return [render_jobset(attempt, spec, platform, names)]
+    if backend == "trainjob":
+        return render_trainjob(attempt, spec, platform, names)
+    return list(render_job(attempt, spec, platform, names))
+
+
+def as_yaml(objects: list[dict[str, Any]]) -> str:
+    """Documents as YAML, fields in the order in which they were written, nothing abbreviated by anchors."""
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            del data
+            return True
+
+    return yaml.dump_all(objects, Dumper=Plain, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _of_file(settings: Settings, file: Path) -> tuple[AttemptSpec, RunSpec]:
+    """The first attempt of a run of this spec; its id follows from the spec's digest."""
+    from trainer.spec import SpecRefused, parse_run
+
+    try:
+        spec = parse_run(file.read_bytes())
+    except OSError as error:
+        raise SpecUnusable(f"{file} cannot be read: {error.strerror}", "name a readable file") from error
+    except SpecRefused as error:
+        raise SpecUnusable(f"{file}: {error}", "correct that field of the run spec") from error
+    return _attempt(settings, spec, spec.digest.removeprefix("sha256:")[:24], 1, 1), spec
+
+
+def _of_run(settings: Settings, reference: str) -> tuple[AttemptSpec, RunSpec]:
+    """The newest attempt of a run of the catalog."""
+    from headway.cli.runs import find_run
+    from headway.services import open_services
+    from trainer.spec import parse_run
+
+    with open_services(settings) as services:
+        run = find_run(services, reference)
+        spec = parse_run(services.store.get_bytes(run.facts.spec_digest))
+    return _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token), spec
+
+
+def _attempt(settings: Settings, spec: RunSpec, run_id: str, number: int, token: int) -> AttemptSpec:
+    from headway.training.launchers import _folder_name
+    from trainer.spec import AttemptSpec
+
+    run_dir = settings.home / "runs" / _folder_name(settings.tenant) / run_id
+    return AttemptSpec(
+        run_id=run_id,
+        attempt=number,
+        token=token,
+        nodes=spec.layout.nodes,
+        processes_per_node=spec.layout.processes_per_node,
+        run_dir=str(run_dir),
+        store_root=str(settings.store_root),
+        code_root=str(run_dir / "code"),
+    )
