@@ -137,6 +137,16 @@ class Cluster(Protocol):
 
     namespace: str
 
+    def in_namespace(self, namespace: str) -> Cluster:
+        """The same API server, seen from another namespace."""
+        ...
+
+    def pod_log(
+        self, pod: str, container: str, *, since_time: str = "", follow: bool = False, timestamps: bool = False
+    ) -> Iterator[bytes]:
+        """Lines of a container's log with their ends."""
+        ...
+
     def get(self, resource: str, name: str) -> Document:
         """One object; raises `ObjectMissing`."""
         ...
@@ -454,6 +464,9 @@ def _error(code: int, status: Document, verb: str, path: str, namespace: str) ->
         return Gone(message, "list again")
     if code == 401:
         return Forbidden(f"the API server does not know this account: {message}", "renew the token or the kubeconfig")
+    if code == 403 and "exceeded quota" in message:
+        # A ResourceQuota of the namespace is full now; what others hold comes free.
+        return ClusterUnreachable(message, "it is tried again; raise the namespace's ResourceQuota if it never fits")
     if code == 403 and "admission webhook" not in message:
         resource = path.split("/namespaces/", 1)[-1].split("/")[1:2] or [path.rsplit("/", 1)[-1]]
         return Forbidden(
