@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,9 @@ def test_a_job_of_ours_with_another_uid_is_not_adopted(bench: ClusterBench) -> N
     admin.delete(path)
     wait_until(lambda: admin.find(path) is None, "the Job to be gone")
     wait_until(lambda: not bench.pods(), "the pods to be gone")
+    # The submitter was killed before it was through: whoever submits next meets the name again.
+    marker = bench.attempt_file(run_id).parent / "job.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "submitted": False}))
     imposter = {"labels": job["metadata"]["labels"], "annotations": job["metadata"]["annotations"]}
     admin.send("POST", bench.path("jobs"), renamed(foreign_job(bench, **imposter), job["metadata"]["name"]))
     with pytest.raises(LaunchRefused):

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from headway.training.kubernetes.launcher import KubernetesLauncher
 from support.catalog_facts import payload
 from support.registry_facts import prepare_inputs, run_facts
 from support.toy_attempts import toy_spec
@@ -24,6 +23,7 @@ from headway.catalog.run_facts import RunEvent, TrainingRun
 from headway.home import load_settings
 from headway.services import Services, open_services
 from headway.training.identity import CODE_ROOT
+from headway.training.kubernetes.launcher import KubernetesLauncher
 from headway.training.launch import Launcher
 from headway.training.launchers import launcher_for
 from headway.training.reconcile import Action, Reconciler
@@ -63,6 +63,7 @@ class ClusterBench:
     changes: dict[str, Any] = field(default_factory=dict[str, Any])
     kubeconfig: Path | None = None
     opened: list[Launcher] = field(default_factory=list[Launcher])
+    patch: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -102,9 +103,8 @@ class ClusterBench:
 
     def launcher(self) -> KubernetesLauncher:
         """A launcher over this home and namespace, as a process that has just started makes one."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("KUBECONFIG", str(self.kubeconfig or self.cluster.kubeconfig))
-            launcher = cast("KubernetesLauncher", launcher_for(load_settings(self.environment)))
+        self.patch.setenv("KUBECONFIG", str(self.kubeconfig or self.cluster.kubeconfig))
+        launcher = cast("KubernetesLauncher", launcher_for(load_settings(self.environment)))
         # A mutant has the fields of the real one.
         launcher.__class__ = self.kind
         self.opened.append(launcher)
@@ -132,7 +132,7 @@ class ClusterBench:
         """The one launcher of a test that does not care for more."""
         for launcher in self.opened:
             if type(launcher) is self.kind:
-                return launcher
+                return cast("KubernetesLauncher", launcher)
         return self.launcher()
 
     def until(self, run_id: str, true_of: Callable[[TrainingRun], Any], what: str) -> TrainingRun:
@@ -217,6 +217,7 @@ class ClusterBench:
         """End whatever a test left, threads and objects."""
         for launcher in self.opened:
             launcher.close()
+        self.patch.undo()
         admin = self.cluster.admin
         for kind in ("jobs", "services", "pods"):
             for thing in self.things(kind):
