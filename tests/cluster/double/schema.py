@@ -5,6 +5,7 @@ The field types come from the OpenAPI definitions of Kubernetes 1.36 that `kuber
 
 import json
 import re
+import uuid
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -464,6 +465,11 @@ def _claim(obj: Object) -> None:
 _DEFAULTS = {"jobs": _job, "pods": _pod, "services": _service, "namespaces": _namespace, "secrets": _secret}
 _DEFAULTS |= {"priorityclasses": _priority_class, "poddisruptionbudgets": _budget, "nodes": _node}
 _DEFAULTS |= {"rolebindings": _binding, "clusterrolebindings": _binding, "persistentvolumeclaims": _claim}
+
+
+def new_uid() -> str:
+    """A fresh uid."""
+    return str(uuid.uuid4())
 
 
 def select_job(obj: Object, uid: str) -> None:

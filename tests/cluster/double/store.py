@@ -238,7 +238,7 @@ class Store:
         found = self._objects[plural]
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
-    def create(self, plural: str, obj: Object) -> Object:
+    def create(self, plural: str, obj: Object, *, dry_run: bool = False) -> Object:
         """Add an object: name (from generateName), uid, version, time and generation are set.
 
         Raises:
@@ -262,9 +262,9 @@ class Store:
         if resource.generation:
             meta["generation"] = 1
         obj = {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
-        return self._write(resource, "ADDED", obj, None)
+        return obj if dry_run else self._write(resource, "ADDED", obj, None)
 
-    def update(self, plural: str, obj: Object, *, status: bool = False) -> Object:
+    def update(self, plural: str, obj: Object, *, status: bool = False, dry_run: bool = False) -> Object:
         """Replace an object, or only its status.
 
         Without `status` the stored status stays where the resource has a status subresource. A change of nothing
@@ -278,13 +278,15 @@ class Store:
         old = self._objects[plural].get(self._key(resource, obj))
         if old is None:
             raise not_found(resource, name)
-        self._same(resource, old, obj)
+        self.check_version(resource, old, obj)
         new = self._merged(resource, old, obj, status)
         if new == old:
             return copy.deepcopy(old)
         meta = new["metadata"]
         if resource.generation and not status and _counted(plural, new) != _counted(plural, old):
             meta["generation"] = meta.get("generation", 0) + 1
+        if dry_run:
+            return new
         over = "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
         if over and not meta.get("finalizers") and old["metadata"].get("finalizers"):
             return self._end(resource, new, old)
@@ -433,7 +435,12 @@ class Store:
         meta = obj["metadata"]
         return (meta.get("namespace") or "" if resource.namespaced else "", meta["name"])
 
-    def _same(self, resource: Resource, old: Object, obj: Object) -> None:
+    def check_version(self, resource: Resource, old: Object, obj: Object) -> None:
+        """Refuse an object that was read before the newest write.
+
+        Raises:
+            ApiError: 409 Conflict.
+        """
         version = obj["metadata"].get("resourceVersion")
         if version and version not in ("0", old["metadata"]["resourceVersion"]):
             why = "the object has been modified; please apply your changes to the latest version and try again"
