@@ -9,13 +9,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
 from headway.errors import HeadwayError
+from headway.findings import Finding
 from headway.home import Settings
 
 _LOW_DISK = 2 << 30
@@ -26,26 +26,33 @@ _PACKAGES = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: whether it is well, what was found, and what mends it."""
-
-    name: str
-    ok: bool
-    detail: str
-    remedy: str = ""
-
-
 @click.command("doctor")
+@click.option("--cluster", is_flag=True, help="Look at the Kubernetes cluster of the platform profile instead.")
+@click.option(
+    "--platform",
+    "profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The platform profile [default: HEADWAY_PLATFORM].",
+)
+@click.option("--no-pod", is_flag=True, help="With --cluster: start no pod of the training image.")
+@click.option("--wait", "within_s", type=click.FloatRange(1), default=180.0, show_default=True, help="For that pod.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(
+    ctx: click.Context, cluster: bool, profile: Path | None, no_pod: bool, within_s: float, as_json: bool
+) -> None:
     """Look at the environment, clock, databases, store, keys and workers, and say how to mend what is wrong.
 
-    Exits 1 when something is.
+    With --cluster: permissions, kinds, queues, nodes, volume and image of the place where attempts run. Exits 1 when
+    something is wrong.
     """
     settings: Settings = ctx.obj
-    findings = [finding for look in _LOOKS for finding in _guarded(look, settings)]
+    if cluster:
+        from headway.cli.cluster_checks import look_at_cluster
+
+        findings = list(look_at_cluster(settings, profile, pod=not no_pod, within_s=within_s))
+    else:
+        findings = [finding for look in _LOOKS for finding in _guarded(look, settings)]
     if as_json:
         click.echo(json.dumps({"findings": [vars(f) for f in findings]}, indent=2))
     else:

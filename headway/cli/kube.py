@@ -73,9 +73,9 @@ def documents(
     from headway.training.kubernetes.manifest import render as render_job
     from headway.training.kubernetes.names import names_of
     from headway.training.kubernetes.trainjob import render_trainjob
-    from headway.training.launchers import _instance_of
+    from headway.training.launchers import _folder_name, _instance_of
 
-    names = names_of(_instance_of(settings), settings.tenant, attempt, spec)
+    names = names_of(_instance_of(settings), _folder_name(settings.tenant), attempt, spec)
     if backend == "jobset":
         return [render_jobset(attempt, spec, platform, names)]
     if backend == "trainjob":

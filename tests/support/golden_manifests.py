@@ -27,7 +27,7 @@ def rendered(backend: str, profile: str) -> str:
     """What the command prints now."""
     # Two nodes of two ranks; the same for both places.
     spec = CASES / "spec.json"
-    settings = load_settings({"HEADWAY_HOME": "/headway", "HEADWAY_TENANT": "Team.Ä"})
+    settings = load_settings({"HEADWAY_HOME": "/headway", "HEADWAY_TENANT": "research"})
     arguments = ["render", str(spec), "--backend", backend, "--platform", str(CASES / f"profile_{profile}.yaml")]
     result = CliRunner().invoke(command, arguments, obj=settings, catch_exceptions=False)
     assert result.exit_code == 0, result.output
