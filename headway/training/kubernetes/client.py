@@ -8,6 +8,7 @@ the rest of the launcher works on.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 READ_S = 30.0
-WATCH_S = 60
+WATCH_S = 30
+_WATCH_MARGIN_S = 15.0
 _PAUSES_S = (0.2, 0.5, 1.0)
 _LONGEST_RETRY_AFTER_S = 5.0
 _PAGE = 500
@@ -177,25 +179,27 @@ class Cluster(Protocol):
 class ClusterClient:
     """Calls one API server; namespaced resources are those of `namespace`. Threads may share it.
 
-    It connects when it is first used: by the kubeconfig's `context`, by KUBECONFIG, or by the account of the pod that
-    this runs in.
+    It connects when it is first used: by the kubeconfig (`context`, KUBECONFIG as it is now), or by the account of the
+    pod that this runs in.
     """
 
     def __init__(self, context: str = "", namespace: str = "default") -> None:
         self.namespace = namespace
         self._context = context
+        self._kubeconfig = os.environ.get("KUBECONFIG")
         self._connected: ApiClient | None = None
 
     def in_namespace(self, namespace: str) -> ClusterClient:
         """Return a client of the same API server for another namespace."""
         client = ClusterClient(self._context, namespace)
+        client._kubeconfig = self._kubeconfig
         client._connected = self._connected
         return client
 
     @property
     def _api(self) -> ApiClient:
         if self._connected is None:
-            self._connected = _connect(self._context)
+            self._connected = _connect(self._context, self._kubeconfig)
         return self._connected
 
     def get(self, resource: str, name: str) -> Document:
@@ -264,8 +268,8 @@ class ClusterClient:
             labelSelector=labels,
             timeoutSeconds=timeout_s,
         )
-        # Twice the time: a server that says nothing at all, not even that the watch is over, is not there.
-        return Watch(self._open("GET", self._path(resource), query=query, read_s=2.0 * timeout_s))
+        # A server that says nothing at all, not even that the watch is over, is not there.
+        return Watch(self._open("GET", self._path(resource), query=query, read_s=timeout_s + _WATCH_MARGIN_S))
 
     def pod_log(
         self,
@@ -400,16 +404,14 @@ class ClusterClient:
             raise fault.error from fault
 
 
-def _connect(context: str) -> ApiClient:
-    import os
-
+def _connect(context: str, kubeconfig: str | None) -> ApiClient:
     from kubernetes import client, config
     from kubernetes.config import ConfigException
 
     settings = client.Configuration()
     try:
-        if context or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" not in os.environ:
-            config.load_kube_config(context=context or None, client_configuration=settings)
+        if context or kubeconfig or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            config.load_kube_config(kubeconfig, context or None, settings)
         else:
             config.load_incluster_config(client_configuration=settings)
     except (ConfigException, OSError) as error:

@@ -106,7 +106,8 @@ class AttemptFacts:
 
     def later_attempts(self) -> list[int]:
         """Attempts of the same run with a higher number: each of them fences this one."""
-        numbers = [int(entry.name) for entry in self.folder.parent.iterdir() if entry.name.isdecimal()]
+        found = self.folder.parent.iterdir() if self.folder.parent.is_dir() else ()
+        numbers = [int(entry.name) for entry in found if entry.name.isdecimal()]
         return [number for number in numbers if number > int(self.folder.name)]
 
     def marker(self) -> Marker | None:

@@ -47,7 +47,8 @@ from trainer.events import Event, StreamBroken, now_us, read_events
 from trainer.spec import AttemptSpec, ExitCode, RunSpec
 
 KILL_S = 90.0
-ADOPT_S = 30.0
+# How long a submit waits for an object of the same name to be gone; longer, and it is tried again later.
+ADOPT_S = 5.0
 CATCH_UP_S = 5.0
 # The kubelet takes it as "now", and the API server still waits until the container is gone; with 0 it would not.
 _AT_ONCE_S = 1
@@ -119,15 +120,20 @@ class KubernetesLauncher:
         self._refuse_elsewhere(attempt)
         names = names_of(self._instance, self._tenant, attempt, spec)
         rendered = render(attempt, spec, self._platform, names)
-        facts.prepare(attempt, spec)
-        marker = facts.marker()
-        if facts.final() is not None or (marker is not None and marker.submitted):
-            return
         if later := facts.later_attempts():
             raise LaunchRefused(
                 f"attempt {attempt.attempt} of run {attempt.run_id} is fenced off: attempt {max(later)} exists",
                 "submit the newest attempt",
             )
+        facts.prepare(attempt, spec)
+        marker = facts.marker()
+        if facts.final() is not None:
+            return
+        if marker is not None and marker.submitted:
+            found = self._found("jobs", names.name)
+            if found is not None and found["metadata"]["uid"] != marker.uid:
+                raise _another(names.name, found, marker)
+            return
         if facts.wished():
             self._end_before_start(facts)
             return
@@ -269,10 +275,7 @@ class KubernetesLauncher:
             if not bears(found, body["metadata"]["labels"]) or not _same_annotations(found, body):
                 raise _somebody_elses("Job", name, found)
             if marker is not None and found["metadata"]["uid"] != marker.uid:
-                raise LaunchRefused(
-                    f"Job {name} has uid {found['metadata']['uid']}; the one made for this attempt had {marker.uid}",
-                    "somebody made another one under its name: delete that, and reconcile again",
-                )
+                raise _another(name, found, marker)
             return not found["metadata"].get("deletionTimestamp")
 
         return self._make("jobs", body, ours)
@@ -480,6 +483,13 @@ class KubernetesLauncher:
 def _same_annotations(found: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     given = found["metadata"].get("annotations") or {}
     return all(given.get(name) == value for name, value in body["metadata"]["annotations"].items())
+
+
+def _another(name: str, found: Mapping[str, Any], marker: Marker) -> LaunchRefused:
+    return LaunchRefused(
+        f"Job {name} has uid {found['metadata']['uid']}; the one made for this attempt had {marker.uid}",
+        "somebody made another one under its name: delete that, and reconcile again",
+    )
 
 
 def _somebody_elses(kind: str, name: str, found: Mapping[str, Any]) -> LaunchRefused:

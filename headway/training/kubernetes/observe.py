@@ -244,13 +244,18 @@ def pod_fact(pod: Mapping[str, Any]) -> PodFact:
 def _without_job(sight: Sight, platform: Platform) -> Observation | End:
     if sight.marker is None and not sight.begun and not sight.living:
         return Observation("absent")
-    if [pod for pod in sight.living if not _is_lost(pod, sight, platform)]:
+    if [pod for pod in sight.pods if _goes(pod) and not _is_lost(pod, sight, platform)]:
         waiting = Waiting("stopping", "its Job is gone, and its pods are stopping")
         return Observation("running", worker_seconds=_seconds_so_far(sight), supervisor_alive=True, waiting=waiting)
     end = _verdict(sight, "")
     if sight.living and end.code in _TAKEN and not sight.wished:
         return replace(end, reason_code="node_lost")
     return end
+
+
+def _goes(pod: PodFact) -> bool:
+    """Whether the pod runs or is still being deleted; one that ended and that nobody deletes is only a record."""
+    return not pod.ended or pod.deleted_at is not None
 
 
 def _given_up(sight: Sight, platform: Platform, job: Mapping[str, Any]) -> End | None:
