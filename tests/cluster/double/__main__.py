@@ -103,54 +103,53 @@ async def _serve(arguments: argparse.Namespace, state: Path) -> None:
     access = Access(store)
     tokens = {name: access.add_user(name) for name in ("admin", "alice")}
     network = await Network.create(arguments.nodes)
+    addresses = ["127.0.0.1", *([network.gateway] if arguments.nodes else [])]
+    sockets = _sockets(addresses)
+    port = sockets[0].getsockname()[1]
+    authority, certificate, key = _certificates(addresses, state)
+    server = Server(store, access, faults)
+    server.address = f"{addresses[0]}:{port}"
+    options = controllers.Options(
+        state=state,
+        network=network,
+        faults=faults,
+        issue_token=access.issue,
+        admit_pod=lambda pod: server.admit(RESOURCES["pods"], pod),
+        ca_certificate=authority,
+        api_port=port,
+        nodes=arguments.nodes,
+        kueue=arguments.kueue,
+    )
+    server.logs = options.logs
+    if arguments.kueue:
+        server.webhook = lambda verb, plural, new, old: kueue.admit(store, faults, verb, plural, new, old)
+    config = uvicorn.Config(
+        server,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=3600,
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tasks = controllers.start_all(store, options)
     try:
-        addresses = ["127.0.0.1", *([network.gateway] if arguments.nodes else [])]
-        sockets = _sockets(addresses)
-        port = sockets[0].getsockname()[1]
-        authority, certificate, key = _certificates(addresses, state)
-        server = Server(store, access, faults)
-        server.address = f"{addresses[0]}:{port}"
-        options = controllers.Options(
-            state=state,
-            network=network,
-            faults=faults,
-            issue_token=access.issue,
-            admit_pod=lambda pod: server.admit(RESOURCES["pods"], pod),
-            ca_certificate=authority,
-            api_port=port,
-            nodes=arguments.nodes,
-            kueue=arguments.kueue,
-        )
-        server.logs = options.logs
-        if arguments.kueue:
-            server.webhook = lambda verb, plural, new, old: kueue.admit(store, faults, verb, plural, new, old)
-        config = uvicorn.Config(
-            server,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-            timeout_keep_alive=3600,
-        )
-        running = _Uvicorn(config)
-        tasks = controllers.start_all(store, options)
         for name in _NAMESPACES:
             store.create("namespaces", server.admit(RESOURCES["namespaces"], {"metadata": {"name": name}}))
+        running = _Uvicorn(config)
         serving = asyncio.create_task(running.serve(sockets))
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         while not running.started and not serving.done():
             await asyncio.sleep(0.01)
-        url = f"https://127.0.0.1:{port}"
         arguments.kubeconfig.touch(mode=0o600)
-        arguments.kubeconfig.write_text(_kubeconfig(url, authority, tokens))
+        arguments.kubeconfig.write_text(_kubeconfig(f"https://127.0.0.1:{port}", authority, tokens))
         print("ready", flush=True)
-        failed = [asyncio.create_task(_first_failure(tasks)), asyncio.create_task(stop.wait()), serving]
-        await asyncio.wait(failed, return_when=asyncio.FIRST_COMPLETED)
-        failed[0].cancel()
+        failed = asyncio.create_task(_first_failure(tasks))
+        await asyncio.wait([failed, asyncio.create_task(stop.wait()), serving], return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
         running.should_exit = running.force_exit = True
         await serving
     finally:

@@ -1,0 +1,135 @@
+"""The double against exchanges recorded from a real Kubernetes 1.36: statuses, bodies and the order of conditions.
+
+`HEADWAY_TEST_GOLDEN` names another recording of the same form; its scenarios run with the settings of `settings`.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.golden import Client, Exchange, Replay, Values, read
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the double is started for a scenario.
+
+    Attributes:
+        nodes: Number of nodes; 0 = the API server and the controllers alone, as recorded before kubelets joined.
+        kueue: Whether Kueue is installed.
+        scale: How many times faster the cluster's own delays pass.
+        exact: Whether every single write of a watch must agree.
+        after: Scenario that must run before in the same cluster.
+    """
+
+    nodes: int = 0
+    kueue: bool = False
+    scale: float = 1.0
+    exact: bool = False
+    after: str = ""
+
+
+SCENARIOS: dict[str, Settings] = {
+    "discovery": Settings(),
+    "job_create": Settings(),
+    "job_validation": Settings(),
+    "job_update": Settings(),
+    "job_delete_pending": Settings(),
+    "service_gc": Settings(),
+    "watch": Settings(exact=True),
+    "paging": Settings(exact=True),
+    "expired": Settings(exact=True, after="paging"),
+    "rbac": Settings(),
+}
+
+# (scenario, number) -> why the exchange is sent, but not compared.
+LEFT_OUT: dict[tuple[str, int], str] = {}
+
+# What the notes of BED entries do to the double, as content of its fault file; the first word that occurs decides.
+BED: tuple[tuple[str, dict[str, object]], ...] = (("compacted", {"compact": 1}),)
+
+
+@dataclass
+class Bed:
+    """A running double and its fault file."""
+
+    client: Client
+    fault_file: Path
+
+    def do(self, exchange: Exchange) -> None:
+        """What a BED entry says."""
+        note = exchange.note or ""
+        content = next((content for word, content in BED if word in note), None)
+        assert content is not None, f"no rule for what the recording did to the cluster: {note}"
+        fresh = self.fault_file.with_suffix(".new")
+        fresh.write_text(json.dumps(content))
+        fresh.replace(self.fault_file)
+
+
+@contextmanager
+def started(settings: Settings) -> Iterator[Bed]:
+    """A double of its own."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
+        command += ["--fault", str(folder / "faults.json"), "--state", str(folder / "state")]
+        command += ["--nodes", str(settings.nodes), "--time-scale", str(settings.scale)]
+        command += ["--kueue"] if settings.kueue else []
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield Bed(Client(folder / "kubeconfig"), folder / "faults.json")
+        finally:
+            process.terminate()
+            process.wait(120)
+
+
+@pytest.fixture(scope="module")
+def api_server() -> Iterator[Bed]:
+    """The double that scenarios without nodes share."""
+    with started(Settings()) as bed:
+        yield bed
+
+
+RECORDED = read()
+
+
+def replayed(bed: Bed, scenario: str) -> list[str]:
+    """What differs in a scenario, after the one that it continues."""
+    settings, values = SCENARIOS[scenario], Values()
+    replay = Replay(bed.client, values, LEFT_OUT)
+    found = []
+    for name in filter(None, (settings.after, scenario)):
+        found += list(replay.run(RECORDED[name], bed.do, SCENARIOS[name].exact))
+    return found
+
+
+@pytest.mark.parametrize("scenario", [name for name, s in SCENARIOS.items() if not s.nodes and not s.after])
+def test_the_api_server_answers_as_recorded(api_server: Bed, scenario: str) -> None:
+    """Scenarios that need no running pod."""
+    assert not replayed(api_server, scenario)
+
+
+@pytest.mark.parametrize("scenario", [name for name, s in SCENARIOS.items() if s.nodes or s.after])
+def test_a_cluster_of_its_own_behaves_as_recorded(scenario: str) -> None:
+    """Scenarios that need nodes, or leave a cluster behind that no other scenario can use."""
+    with started(SCENARIOS[scenario]) as bed:
+        found = replayed(bed, scenario)
+    assert not found
+
+
+def test_every_recorded_scenario_is_replayed_or_named() -> None:
+    """No scenario of the recording is forgotten, and nothing is left out that does not exist."""
+    assert set(RECORDED) <= set(SCENARIOS)
+    known = {(name, exchange.seq) for name, exchanges in RECORDED.items() for exchange in exchanges}
+    assert set(LEFT_OUT) <= known
