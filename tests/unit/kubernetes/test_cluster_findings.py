@@ -162,7 +162,7 @@ def test_the_image_starts_the_node_program_and_shares_the_volume(tmp_path: Path)
             lambda c: setattr(
                 c, "waiting", {"reason": "CreateContainerConfigError", "message": 'secret "w" not found'}
             ),
-            "no Secret w",
+            'secret "w" not found',
             "secret_environment",
         ),
         (lambda c: setattr(c, "waiting", {"reason": "ContainerCreating"}), "within 1 s: ContainerCreating", "--wait"),
