@@ -11,7 +11,7 @@ import kubernetes.client
 import kubernetes.config
 import pytest
 import yaml
-from dagster._core.instance.ref import ConfigurableClassData
+from dagster._serdes.config_class import ConfigurableClassData
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import construct_dagster_k8s_job
 from dagster_k8s.launcher import K8sRunLauncher
@@ -100,7 +100,8 @@ def dagster_job(chart: dict[str, Any], launcher: K8sRunLauncher, component: str)
         component=component,
         user_defined_k8s_config=context.run_k8s_config,
     )
-    return kubernetes.client.ApiClient().sanitize_for_serialization(job)
+    plain: Any = kubernetes.client.ApiClient().sanitize_for_serialization(job)
+    return plain
 
 
 def standing_pods(chart: dict[str, Any]) -> dict[str, Manifest]:

@@ -93,7 +93,7 @@ def test_the_trainer_image_carries_what_the_trainer_imports() -> None:
     used = {m for f in (ROOT / "trainer").rglob("*.py") for m in module.findall(f.read_text(encoding="utf-8"))}
     third_party = used & {"torch", "deepspeed", "numpy", "pyarrow", "safetensors", "sklearn", "scipy", "threadpoolctl"}
     installed = " ".join(of(ROOT / "deploy" / "docker" / "trainer.Dockerfile", "RUN"))
-    package = {"sklearn": "scikit-learn", "torch": "torch=="}
+    package = {name: name for name in third_party} | {"sklearn": "scikit-learn", "torch": "torch=="}
     assert third_party == {"torch", "deepspeed", "numpy", "pyarrow", "safetensors", "sklearn", "scipy", "threadpoolctl"}
-    assert all(package.get(name, name) in installed for name in third_party)
+    assert all(package[name] in installed for name in third_party)
     assert not used & {"dagster", "headway", "sqlalchemy", "kubernetes"}

@@ -33,13 +33,13 @@ def test_on_a_cluster_a_step_is_a_job_owned_by_the_pod_of_its_run(monkeypatch: p
     definition = executor_for(CLUSTER)
     assert definition is not None
     assert definition.executor_creation_fn is not None
-    config: Any = definition.apply_config_mapping({"config": {}}).value["config"]
+    processed: Any = definition.apply_config_mapping({"config": {}}).value
 
     @dg.job(executor_def=definition)
     def nothing() -> None: ...
 
     with dg.DagsterInstance.ephemeral() as instance:
-        context = InitExecutorContext(InMemoryJob(nothing), definition, config, instance)
+        context = InitExecutorContext(InMemoryJob(nothing), definition, processed["config"], instance)
         executor = definition.executor_creation_fn(context)
     assert isinstance(executor, StepDelegatingExecutor)
     handler: Any = executor._step_handler
