@@ -10,6 +10,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -240,9 +241,13 @@ def _nodes(client: Cluster, platform: Platform) -> Iterator[Finding]:
         yield Finding(
             "nodes",
             most >= amount,
-            f"{chosen}: a pod takes {amount:f} of {resource}, the largest node has {most:f}",
+            f"{chosen}: a pod takes {_amount(resource, amount)}, the largest node has {_amount(resource, most)}",
             f"ask for less in `{field}` of the profile, or add nodes (a device plugin makes GPUs countable)",
         )
+
+
+def _amount(resource: str, amount: Decimal) -> str:
+    return f"{amount / (1 << 20):.0f} MiB of memory" if resource == "memory" else f"{amount.normalize():f} {resource}"
 
 
 def _fits_selector(node: Document, platform: Platform) -> bool:

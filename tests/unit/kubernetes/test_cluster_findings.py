@@ -77,12 +77,12 @@ OBJECTS: list[tuple[Spoil, str, str]] = [
     (lambda c: c.objects.pop(("nodes", "n1")), "0 nodes with labels", "node_selector"),
     (
         lambda c: c.objects["nodes", "n1"]["status"]["allocatable"].pop("nvidia.com/gpu"),
-        "a pod takes 8 of nvidia.com/gpu, the largest node has 0",
+        "a pod takes 8 nvidia.com/gpu, the largest node has 0 nvidia.com/gpu",
         "`gpu` of the profile",
     ),
     (
         lambda c: c.objects["nodes", "n1"]["status"]["allocatable"].update(cpu="63500m"),
-        "a pod takes 64 of cpu, the largest node has 63.5",
+        "a pod takes 64 cpu, the largest node has 63.5 cpu",
         "`cpu` of the profile",
     ),
 ]
