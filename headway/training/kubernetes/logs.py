@@ -33,6 +33,7 @@ from headway.training.launch import LaunchError
 
 _CURSOR_BYTES = 256
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0)
+_LONG_S = 5.0
 _LOOK_EVERY_S = 0.05
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 # How the kernel, glibc, multiprocessing and PyTorch's data loader say it (pytorch/pytorch#16979).
@@ -246,12 +247,13 @@ class _Follower(threading.Thread):
         while not file.cursor.done and not self._closed.is_set():
             # Looked at first: what is read after the end is all there is.
             ended = has_ended(self.pod)
-            before = file.cursor.size
-            if self._read(file, follow=not ended):
-                if ended:
-                    file.add_torn()
-                    file.finish()
-                tries = 0
+            before, began_s = file.cursor.size, time.monotonic()
+            if self._read(file, follow=not ended) and ended:
+                file.add_torn()
+                file.finish()
+            if time.monotonic() - began_s > _LONG_S:
+                # Nothing was printed for so long that the connection was given up: no pause, in which the pod might go.
+                continue
             tries = 0 if file.cursor.size > before else tries + 1
             if not file.cursor.done:
                 self._closed.wait(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from support.training_bench import AS_OF, TrainingBench
 from support.training_waits import is_stepping, wait_for
 
@@ -45,4 +46,11 @@ def test_a_rank_is_followed_over_a_restart_to_the_end(bench: TrainingBench, tmp_
             list(follow_rank_log(services, launcher, run, 1))
         (folder / "logs").mkdir()
         (folder / "logs" / "node-1.5f0c.log").write_text("ModuleNotFoundError: No module named 'trainer'\n")
+        shown = bench.run("kube", "render", run_id[:8])
+        assert shown.exit_code == 0, shown.output
+        job, service = yaml.safe_load_all(shown.stdout)
+        assert job["metadata"]["annotations"]["headway.dev/run-id"] == run_id
+        assert job["metadata"]["labels"]["headway.dev/attempt"] == "2"
+        assert f"{launcher.run_dir(run_id)}/attempts/2/attempt.json" in shown.stdout
+        assert service["metadata"]["name"] == job["metadata"]["name"]
         assert "ModuleNotFoundError" in "".join(follow_rank_log(services, launcher, run, 1))
