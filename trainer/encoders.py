@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,8 @@ KNOWN_FROM = 2
 
 LARGEST = 1e18
 LARGEST_DEVIATION = 10.0
+# Below so many rows, looking at texts one by one costs less than encoding them.
+_FEW = 64
 
 InputType = str
 
@@ -96,19 +99,28 @@ class InputEncoding:
         Raises:
             EncodingRefused: an input column is not in the table or has another kind of type.
         """
-        numbers = np.zeros((table.num_rows, self.numeric_width), dtype=np.float32)
-        codes = np.empty((table.num_rows, len(self.categorical)), dtype=np.int64)
-        indicator = len(self.numeric)
+        places = _places(table)
+        values = np.empty((table.num_rows, len(self.numeric)), dtype=np.float64)
         for index, item in enumerate(self.numeric):
-            values = numeric_values(table, item.name)
-            missing = np.isnan(values)
-            numbers[:, index] = _standardised(values, missing, item)
-            if item.missing:
-                numbers[:, indicator] = missing
-                indicator += 1
+            values[:, index] = _floats(_column(table, places, item.name), item.name)
+        missing = _cut(values)
+        indicators = [index for index, item in enumerate(self.numeric) if item.missing]
+        numbers = np.empty((table.num_rows, self.numeric_width), dtype=np.float32)
+        numbers[:, : len(self.numeric)] = _standardised(values, missing, *self._spread)
+        numbers[:, len(self.numeric) :] = missing[:, indicators]
+        codes = np.empty((table.num_rows, len(self.categorical)), dtype=np.int64)
         for index, item in enumerate(self.categorical):
-            codes[:, index] = _codes(table, item)
+            codes[:, index] = _codes(_column(table, places, item.name), item.name, self._known[index])
         return numbers, codes
+
+    @cached_property
+    def _spread(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.array([n.mean for n in self.numeric]), np.array([n.std for n in self.numeric])
+
+    @cached_property
+    def _known(self) -> tuple[dict[str, int], ...]:
+        """The code of each value of each categorical input."""
+        return tuple({v: KNOWN_FROM + index for index, v in enumerate(c.values)} for c in self.categorical)
 
     def to_json(self) -> dict[str, Json]:
         """The encoding as JSON."""
@@ -171,11 +183,9 @@ def numeric_values(table: pa.Table, name: str) -> NDArray[np.float64]:
     Raises:
         EncodingRefused: there is no such column, or it holds no numbers.
     """
-    column = _column(table, name)
-    _numeric_type(name, column.type)
-    values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-    values[~np.isfinite(values)] = np.nan
-    return np.clip(values, -LARGEST, LARGEST)
+    values = np.array(_floats(_column(table, _places(table), name), name))
+    _cut(values)
+    return values
 
 
 def category_values(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -184,9 +194,7 @@ def category_values(table: pa.Table, name: str) -> pa.ChunkedArray:
     Raises:
         EncodingRefused: there is no such column, or it holds neither text, whole numbers nor booleans.
     """
-    column = _column(table, name)
-    _category_type(name, column.type)
-    return column.cast(pa.string())
+    return _texts(_column(table, _places(table), name), name)
 
 
 def _fit_numeric(table: pa.Table, name: str) -> NumericInput:
@@ -203,25 +211,58 @@ def _fit_categorical(table: pa.Table, name: str) -> CategoricalInput:
     return CategoricalInput(name, _category_type(name, table.schema.field(name).type), tuple(sorted(values)))
 
 
-def _standardised(values: NDArray[np.float64], missing: NDArray[np.bool_], item: NumericInput) -> NDArray[np.float64]:
+def _floats(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
+    """A column's values, NaN where null; not to be written to."""
+    _numeric_type(name, column.type)
+    plain = column if pa.types.is_float64(column.type) else column.cast(pa.float64(), safe=False)
+    return plain.to_numpy(zero_copy_only=False)
+
+
+def _cut(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Make what is no finite number NaN and cut the others at +-1e18, in place; return which are missing."""
+    missing = ~np.isfinite(values)
+    values[missing] = np.nan
+    np.clip(values, -LARGEST, LARGEST, out=values)
+    return missing
+
+
+def _standardised(
+    values: NDArray[np.float64], missing: NDArray[np.bool_], mean: NDArray[np.float64], std: NDArray[np.float64]
+) -> NDArray[np.float64]:
     # A tiny deviation of training rows may send a quotient to infinity, which the cut then makes finite.
     with np.errstate(over="ignore"):
-        deviations = np.clip((values - item.mean) / item.std, -LARGEST_DEVIATION, LARGEST_DEVIATION)
+        deviations = np.clip((values - mean) / std, -LARGEST_DEVIATION, LARGEST_DEVIATION)
     deviations[missing] = 0.0
     return deviations
 
 
-def _codes(table: pa.Table, item: CategoricalInput) -> NDArray[np.int64]:
-    known = {value: KNOWN_FROM + index for index, value in enumerate(item.values)}
-    encoded = cast("Any", category_values(table, item.name).combine_chunks()).dictionary_encode()
+def _texts(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    _category_type(name, column.type)
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+
+
+def _codes(column: pa.ChunkedArray, name: str, known: Mapping[str, int]) -> NDArray[np.int64]:
+    texts = _texts(column, name)
+    if len(texts) < _FEW:
+        return np.array([MISSING if v is None else known.get(v, OTHER) for v in texts.to_pylist()], np.int64)
+    encoded = cast("Any", texts.combine_chunks()).dictionary_encode()
     lookup = np.array([known.get(value, OTHER) for value in encoded.dictionary.to_pylist()] + [MISSING], np.int64)
     return lookup[encoded.indices.fill_null(len(lookup) - 1).to_numpy()]
 
 
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    if table.schema.names.count(name) != 1:
-        raise EncodingRefused(name, f"stands {table.schema.names.count(name)} times in {table.schema.names!r:.400}")
-    return table.column(name)
+def _places(table: pa.Table) -> dict[str, list[int]]:
+    """Where each column name stands."""
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(table.schema.names):
+        found.setdefault(name, []).append(index)
+    return found
+
+
+def _column(table: pa.Table, places: Mapping[str, list[int]], name: str) -> pa.ChunkedArray:
+    at = places.get(name, [])
+    if len(at) != 1:
+        raise EncodingRefused(name, f"stands {len(at)} times in {table.schema.names!r:.400}")
+    return table.column(at[0])
 
 
 def _numeric_type(name: str, kind: pa.DataType) -> InputType:

@@ -6,9 +6,11 @@ the protocol, and the run's own code loads the artifact and scores, as `trainer.
 
 A frame is four bytes of length (little endian), one byte of kind, and a body:
 
-* `H` to the server, JSON `{"protocol": 1}`: torch is imported.
-* `L` from it, JSON `{"code": folder, "artifact": folder}`: load; answered by `R`, JSON `{"manifest": digest}`, or `E`.
-* `P` from it, an Arrow IPC stream of rows: answered by `A`, one float64 (little endian) per row, or `E`.
+* `H` to the server, JSON `{"protocol": 2}`: torch is imported.
+* `L` from it, JSON `{"code": folder, "artifact": folder, "inputs": [[name, type], ...]}`: load, and take rows of these
+  columns (`string`, `int64`, `float64` or `bool`); answered by `R`, JSON `{"manifest": digest}`, or `E`.
+* `P` from it, a MessagePack list of rows, each a list of values in the order of the columns: answered by `A`, one
+  float64 (little endian) per row, or `E`.
 * `E` to the server, JSON `{"code": ..., "message": ...}` with the codes `malformed`, `refused` (the artifact or an
   input column), `raised` (anything else that the model's code raised). It goes on with the next frame.
 
@@ -27,9 +29,11 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import safetensors.torch  # noqa: F401  # pyright: ignore[reportUnusedImport] - loading needs it
 import torch
@@ -37,12 +41,14 @@ import torch
 if TYPE_CHECKING:
     from trainer.predictor import Predictor
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 64 * 1024 * 1024
 HELLO, LOAD, READY, ROWS, ANSWER, ERROR = b"H", b"L", b"R", b"P", b"A", b"E"
 
+_TYPES = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
+_rows = msgspec.msgpack.Decoder(list[list[Any]]).decode
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -59,20 +65,30 @@ class CodeElsewhere(ValueError):
 
 
 Load = Callable[[Path, Path], "Predictor"]
+Columns = list[tuple[str, pa.DataType]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and the columns in which rows come."""
+
+    predictor: Predictor
+    columns: Columns
 
 
 def serve(wire: socket.socket, load: Load) -> None:
     """Answer frame after frame until the other end closes. Whatever a frame holds, the next one is answered too."""
-    predictor: Predictor | None = None
+    loaded: Loaded | None = None
     _send(wire, HELLO, json.dumps({"protocol": PROTOCOL}).encode())
     while True:
         try:
             kind, body = receive(wire)
             if kind == LOAD:
-                predictor = load(*_folders(body))
-                _send(wire, READY, json.dumps({"manifest": predictor.manifest.digest}).encode())
+                code, artifact, columns = _named(body)
+                loaded = Loaded(load(code, artifact), columns)
+                _send(wire, READY, json.dumps({"manifest": loaded.predictor.manifest.digest}).encode())
             elif kind == ROWS:
-                _send(wire, ANSWER, score(predictor, body))
+                _send(wire, ANSWER, score(loaded, body))
             else:
                 raise FrameRefused(f"kind {kind!r} is none")
         except (Closed, ConnectionError):
@@ -88,22 +104,25 @@ def serve(wire: socket.socket, load: Load) -> None:
             _send_error(wire, "raised", error)
 
 
-def score(predictor: Predictor | None, body: bytes) -> bytes:
+def score(loaded: Loaded | None, body: bytes) -> bytes:
     """The probabilities of a frame's rows, float64 little endian, each computed as a batch of its own.
 
     Raises:
-        FrameRefused: nothing is loaded, or the body is no Arrow IPC stream.
+        FrameRefused: nothing is loaded, or the body holds no rows of the columns that were named.
         EncodingRefused: an input column is missing or of another kind.
     """
-    if predictor is None:
+    if loaded is None:
         raise FrameRefused("rows came before an artifact")
     try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
-            table = stream.read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise FrameRefused(f"the rows are no Arrow stream: {error}") from error
-    return predictor.score(table).probability.astype("<f8").tobytes()
+        rows = _rows(body)
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(loaded.columns)
+        table = pa.Table.from_arrays(
+            [pa.array(values, kind) for values, (_, kind) in zip(columns, loaded.columns, strict=True)],
+            names=[name for name, _ in loaded.columns],
+        )
+    except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise FrameRefused(f"the rows are not of the columns that were named: {error}") from error
+    return loaded.predictor.score(table).probability.astype("<f8").tobytes()
 
 
 def receive(wire: socket.socket) -> tuple[bytes, bytes]:
@@ -165,10 +184,11 @@ def _exactly(wire: socket.socket, count: int) -> bytes:
     return bytes(found)
 
 
-def _folders(body: bytes) -> tuple[Path, Path]:
+def _named(body: bytes) -> tuple[Path, Path, Columns]:
     try:
         named = json.loads(body)
-        return Path(named["code"]), Path(named["artifact"])
+        columns = [(str(name), _TYPES[kind]) for name, kind in named["inputs"]]
+        return Path(named["code"]), Path(named["artifact"]), columns
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameRefused(f"no artifact is named: {error!r:.200}") from error
 

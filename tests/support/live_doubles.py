@@ -48,8 +48,9 @@ class EchoFeatures:
         found = [self.views(x) for x in xs]
         return SimpleNamespace(
             requests=requests,
-            values=pa.table({"x": requests.column("x")}),
-            observed=np.full(len(xs), now, np.int64),
+            schema=pa.schema({"x": pa.int64()}),
+            rows=[(x,) for x in xs],
+            moments=[now] * len(xs),
             freshness={name: [f[name] for f in found] for name in found[0]},
             state=SimpleNamespace(inputs_digest="sha256:" + "0" * 64, watermarks={}),
         )
@@ -62,10 +63,10 @@ class EchoVersion:
     score_rows: Callable[[NDArray[np.float64]], NDArray[np.float64]] = lambda scores: scores
     calls: int = 0
 
-    def score(self, values: pa.Table, until: float) -> NDArray[np.float64]:
+    def score(self, schema: pa.Schema, values: Sequence[tuple[Any, ...]], until: float) -> NDArray[np.float64]:
         """As `Version.score`."""
         self.calls += 1
-        return self.score_rows(values.column("x").to_numpy().astype(np.float64) / 1_000)
+        return self.score_rows(np.array([row[schema.names.index("x")] for row in values], np.float64) / 1_000)
 
 
 def slot_of(

@@ -1,31 +1,34 @@
 """Features of requests from an online store: the compiled plan of the snapshots over the rows of the entities asked.
 
 What a cell holds does not depend on what else is loaded, so the rows of the entities asked give the bits that all rows
-would give: the same kernel, the same functions, the same tables.
+would give: the same kernel, the same functions. Rows are answered one by one from plans that were made once; an Arrow
+table is built only for the functions of a pipeline, which are declared over one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from unicodedata import is_normalized
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.datasets.partitions import PartitionScheme
-from headway.datasets.zones import iso
+from headway.datasets.zones import START_OF_TIME_US, iso
 from headway.declaration import PipelineSpec, duration_us
-from headway.features.clocks import instants
+from headway.features.assemble import companions
 from headway.features.contract import code_digest, contract_digest
-from headway.features.inputs import PinnedInputs, Seen
-from headway.features.kernel import NULL_KEY, Observations, Reason, collapse
-from headway.features.labels import LabelRows
-from headway.features.online.entity_rows import EntityRows, ScopePlan, Together, decode, together, whole_table
-from headway.features.online.layout import Layout
+from headway.features.inputs import PinnedInputs
+from headway.features.online.derived import derived_values
+from headway.features.online.entity_rows import EntityRows, ScopePlan, whole_table
+from headway.features.online.layout import layout_of
 from headway.features.online.pins import Pins, in_reach, pins_of, seen_of
+from headway.features.online.plain import plain_column, table_of, typed_column
 from headway.features.online.scopes import (
     WHOLE_SOURCE,
     Scope,
@@ -37,15 +40,15 @@ from headway.features.online.scopes import (
 from headway.features.online.store import (
     NO_ENTITY,
     Entity,
+    EntityRow,
     OnlineNotReady,
     OnlineState,
     OnlineStore,
     StoreKey,
 )
-from headway.features.online.views import ViewCells, answer, view_plan
-from headway.features.plan import Cells, compile_plan, first_observed
-from headway.features.reach import bounds, memory
-from headway.features.snapshot import incomplete_flags
+from headway.features.online.views import HIT, NULL_VALUE, ViewCells, ViewPlan, answer, view_plan
+from headway.features.plan import CustomFunction, compile_plan, first_observed
+from headway.features.reach import Interval, bounds, event_interval, memory
 from headway.loading import Pipeline
 from headway.serving.features import (
     PARTITION_NOT_READ,
@@ -56,28 +59,66 @@ from headway.serving.features import (
     label_inputs,
     refuse_quarantined,
     require_askable,
-    without_outcome,
 )
 from headway.serving.requests import RequestProblem, RequestsRefused, serving_of
 
 TOO_OLD = "too_old"
 _NONE = np.iinfo(np.int64).min
-_COLLAPSED = [Reason(int(code)).name.lower() for code in collapse(np.array(list(Reason), dtype=np.int8))]
 ENTITIES_KEPT = 20_000
 
 
 @dataclass(frozen=True)
 class OnlineComputed:
-    """Features of requests, in the order of the requests; as `ComputedRequests`, with the state that they rest on."""
+    """Features of requests, in the order of the requests, with the state that they rest on.
+
+    `requests` are as they may be kept. `rows` holds the feature values of each request as plain values, in the columns
+    of `schema`; `values` is the same as `ComputedRequests` has it. `moments` are the observations, microseconds UTC.
+    """
 
     requests: pa.Table
-    values: pa.Table
-    observed: NDArray[np.int64]
-    freshness: Mapping[str, tuple[Freshness, ...]]
+    schema: pa.Schema
+    rows: Sequence[tuple[Any, ...]]
+    moments: Sequence[int]
+    freshness: Mapping[str, Sequence[Freshness]]
     state: OnlineState
 
     def __len__(self) -> int:
-        return self.requests.num_rows
+        return len(self.rows)
+
+    @cached_property
+    def values(self) -> pa.Table:
+        """The values table."""
+        return table_of(self.schema, self.rows)
+
+    @property
+    def observed(self) -> NDArray[np.int64]:
+        """The observations as an array."""
+        return np.array(self.moments, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Label columns that name entities of a scope, in order of the scope's keys.
+
+    `plain`: their values are compared as they are (whole numbers, text in normal form C).
+    """
+
+    scope: Scope
+    columns: tuple[str, ...]
+    plain: bool
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """One view: its plan, which of the places it asks, and what its freshness is measured by (microseconds)."""
+
+    name: str
+    plan: ViewPlan
+    source: str
+    place: int
+    memory: int
+    lateness: int | None
+    limit: int | None
 
 
 class OnlineFeatures:
@@ -93,41 +134,47 @@ class OnlineFeatures:
     def __init__(
         self, pipeline: Pipeline, online: OnlineStore, tenant: str, *, entities_kept: int = ENTITIES_KEPT
     ) -> None:
-        self._spec = pipeline.spec
+        spec = self._spec = pipeline.spec
         self._online = online
         self._tenant = tenant
         self._plan = compile_plan(pipeline)
         self._scopes = scopes_of(self._plan)
         self._scope_plans = {s.scope_id: self._scope_plan(s) for s in self._scopes.all}
-        self._view_plans = {
-            name: view_plan(view, self._scope_plans[self._scopes.of_view[name].scope_id].types)
-            for name, view in self._plan.views.items()
+        plans = self._view_plans()
+        types = {name: self._scope_plans[scope.scope_id].types for name, scope in self._scopes.of_view.items()}
+        self._layout = layout_of(spec, self._plan, types, [n for plan in plans.values() for n in plan.names])
+        self._places = self._places_asked()
+        self._lookups = tuple(self._lookup(name, plan) for name, plan in plans.items())
+        read = {name for derived in self._plan.derived.values() for name in derived.inputs}
+        self._read_of_labels = {f.name: f.type for f in self._layout.labels if f.name in read}
+        self._read_of_views = {
+            name: (number, place, self._layout.schema.field(name).type)
+            for number, lookup in enumerate(self._lookups)
+            for place, name in enumerate(lookup.plan.names)
+            if name in read
         }
-        self._layout = Layout(self._spec)
-        self._limits = {
-            view: duration_us(group.max_staleness)
-            for view, group in serving_of(self._spec).groups.items()
-            if group.max_staleness is not None
-        }
-        declared = self._spec.sources[self._spec.label.source].partition
-        assert declared is not None
-        self._scheme = PartitionScheme.from_spec(declared)
+        serving, source = serving_of(spec), spec.sources[spec.label.source]
+        self._filled = {f.column: name for name, f in serving.request.items() if f.column}
+        self._before = duration_us(serving.before)
+        self._personal = bool(source.privacy.personal)
+        # Then the request may contradict itself, and must be read as declared.
+        self._observation_given = spec.label.observation_time in self._filled
+        assert source.partition is not None
+        self._scheme = PartitionScheme.from_spec(source.partition)
         # Instants that are known to lie in the label source's calendar, which is one interval.
         self._calendar: tuple[int, int] | None = None
-        fields = {f.column: name for name, f in serving_of(self._spec).request.items() if f.column}
-        inside = declared.column in self._spec.label_inputs()
-        self._filled = fields.get(declared.column) if inside else None
-        partitioned = [s for s in self._scopes.sources if self._spec.sources[s].partition is not None]
-        self._before = {s: bounds(self._spec.sources[s])[0] for s in partitioned}
+        self._dated = self._filled.get(source.partition.column) if source.partition.column in self._labels else None
+        partitioned = [s for s in self._scopes.sources if spec.sources[s].partition is not None]
+        self._ahead = {s: bounds(spec.sources[s])[0] for s in partitioned}
         self._digests = (contract_digest(pipeline), code_digest(pipeline))
         self._kept = entities_kept
         self._key: StoreKey | None = None
         self._seen = (0, 0)
         self._state: OnlineState | None = None
         self._pins: Pins | None = None
-        self._parts: dict[str, Seen] = {}
+        self._whole = PinnedInputs({}, {})
         self._entities: dict[str, dict[tuple[Any, ...], Entity]] = {}
-        self._rows: OrderedDict[Entity, EntityRows | Sequence[Any]] = OrderedDict()
+        self._rows: OrderedDict[Entity, EntityRows | Sequence[EntityRow]] = OrderedDict()
 
     @property
     def rows_independent(self) -> bool:
@@ -159,70 +206,111 @@ class OnlineFeatures:
             InputQuarantined: as `compute_features`.
         """
         spec = self._spec
-        inputs = label_inputs(spec, requests)
-        observed, valid = instants(inputs.column(spec.label.observation_time), spec.label.observation_time)
-        require_askable(spec, observed, now)
-        asked = self._asked(inputs)
+        asked = {n: plain_column(c) for n, c in zip(requests.column_names, requests.columns, strict=True)}
+        labels = self._label_columns(requests, asked)
+        observed: list[int] = labels[spec.label.observation_time]
+        if observed and max(observed) > now:
+            require_askable(spec, np.array(observed, dtype=np.int64), now)
+        entities = [self._coded(place, labels) for place in self._places]
         whole = [(s.scope_id, WHOLE_SOURCE) for s in self._scopes.of_custom.values()]
-        self._refresh([*whole, *(entity for entities in asked.values() for entity in entities if entity[1])])
+        self._refresh([*whole, *(entity for of_place in entities for entity in of_place if entity[1])])
         assert self._state is not None
-        assert self._pins is not None
         self._require_kept(observed, self._state)
-        groups = self._groups(observed, requests)
-        pinned = [self._pinned(observed[rows]) for _, rows in groups]
-        labels = without_outcome(spec, inputs)
-        views = self._views(observed, valid, asked)
-        cells = self._cells(inputs, views, groups)
-        flags = {v: np.zeros(len(observed), dtype=np.bool_) for v in spec.features.views}
-        freshness: dict[str, list[Freshness | None]] = {v: [None] * len(observed) for v in spec.features.views}
-        for (_, rows), rests in zip(groups, pinned, strict=True):
-            some = labels if len(groups) == 1 else LabelRows(labels.inputs.take(rows), labels.outcome.take(rows), {})
-            behind = incomplete_flags(spec, some, rests)
-            late = behind if not (rests.skipped or rests.absent) else _late(spec, some, rests)
-            for view, of_view in behind.items():
-                flags[view][rows] = of_view
-                told = self._freshness(view, views[view], rows, observed, of_view, late[view])
-                for row, of_row in zip(rows.tolist(), told, strict=True):
-                    freshness[view][row] = of_row
+        groups = self._groups(observed, requests, asked)
+        views = [
+            [self._answer(lookup, entity, time) for entity, time in zip(entities[lookup.place], observed, strict=True)]
+            for lookup in self._lookups
+        ]
+        functions = self._functions(labels, views, [rows for rows, _ in groups])
+        behind = [[""] * len(observed) for _ in self._lookups]
+        for rows, pinned in groups:
+            watermarks = pinned.watermarks()
+            for lookup, of_view in zip(self._lookups, behind, strict=True):
+                hidden = _hidden(spec, pinned, lookup.source)
+                for row in rows:
+                    of_view[row] = _incompleteness(lookup, hidden, watermarks.get(lookup.source), observed[row])
         return OnlineComputed(
-            requests=as_kept(spec, requests),
-            values=self._layout.table(labels, cells, flags).combine_chunks(),
-            observed=observed,
-            freshness={v: tuple(f for f in found if f is not None) for v, found in freshness.items()},
+            requests=as_kept(spec, requests) if self._personal else requests,
+            schema=self._layout.schema,
+            rows=self._laid_out(labels, views, functions, behind),
+            moments=observed,
+            freshness={
+                lookup.name: tuple(_freshness(lookup, *of_row) for of_row in zip(cells, observed, why, strict=True))
+                for lookup, cells, why in zip(self._lookups, views, behind, strict=True)
+            },
             state=self._state,
         )
+
+    @property
+    def _labels(self) -> list[str]:
+        return self._layout.labels.names
 
     def _scope_plan(self, scope: Scope) -> ScopePlan:
         views = [v for name, v in self._plan.views.items() if self._scopes.of_view[name] == scope]
         latest = dict.fromkeys(f.latest for v in views for f in v.spec.latest_features().values())
         windows = dict.fromkeys(f.window for v in views for f in v.spec.window_features().values())
-        # Under last_known, nulls of any age say null_value, so rows are not cut by age there.
-        endless = any(
-            v.spec.latest_features() and (v.spec.lookback is None or v.spec.null_policy == "last_known") for v in views
-        )
-        furthest = max((memory(v.spec) for v in views), default=0)
-        return ScopePlan(
-            scope, column_types(self._spec, scope), tuple(latest), tuple(windows), None if endless else furthest
+        return ScopePlan(scope, column_types(self._spec, scope), tuple(latest), tuple(windows))
+
+    def _view_plans(self) -> dict[str, ViewPlan]:
+        beside = companions(self._spec)
+        of_view = self._scopes.of_view
+        return {
+            name: view_plan(view, beside, self._scope_plans[of_view[name].scope_id].windows)
+            for name, view in self._plan.views.items()
+        }
+
+    def _places_asked(self) -> tuple[_Place, ...]:
+        found: dict[_Place, None] = {}
+        for name in self._plan.views:
+            found[self._place(name)] = None
+        return tuple(found)
+
+    def _place(self, view: str) -> _Place:
+        scope = self._scopes.of_view[view]
+        left = {right: left for left, right in self._plan.views[view].spec.keys.items()}
+        columns = tuple(left[right] for right in scope.keys)
+        kinds = [self._layout.labels.field(c).type for c in columns]
+        return _Place(scope, columns, all(pa.types.is_string(k) or pa.types.is_int64(k) for k in kinds))
+
+    def _lookup(self, name: str, plan: ViewPlan) -> _Lookup:
+        spec = plan.view.spec
+        group = serving_of(self._spec).groups.get(name)
+        limit = None if group is None or group.max_staleness is None else duration_us(group.max_staleness)
+        return _Lookup(
+            name,
+            plan,
+            spec.source,
+            self._places.index(self._place(name)),
+            memory(spec),
+            None if spec.allowed_lateness is None else duration_us(spec.allowed_lateness),
+            limit,
         )
 
-    def _asked(self, inputs: pa.Table) -> dict[str, list[Entity]]:
-        """The entity that each row asks each view for."""
-        found: dict[tuple[str, ...], list[Entity]] = {}
-        asked: dict[str, list[Entity]] = {}
-        for name, view in self._plan.views.items():
-            scope = self._scopes.of_view[name]
-            left = {right: left for left, right in view.spec.keys.items()}
-            place = (scope.scope_id, *(left[right] for right in scope.keys))
-            if place not in found:
-                values = key_values({right: inputs.column(left[right]) for right in scope.keys}, scope.keys)
-                found[place] = self._coded(scope.scope_id, values)
-            asked[name] = found[place]
-        return asked
+    def _label_columns(self, requests: pa.Table, asked: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """What features may read of each request, as plain values: as `label_inputs` has it."""
+        moments: list[int | None] = asked[serving_of(self._spec).observed]
+        least = START_OF_TIME_US + self._before
+        if self._personal or self._observation_given or any(m is None or m < least for m in moments):
+            inputs = label_inputs(self._spec, requests)
+            return {name: plain_column(inputs.column(name)) for name in self._labels}
+        nothing = [None] * len(moments)
+        found = {n: asked[self._filled[n]] if n in self._filled else nothing for n in self._labels}
+        found[self._spec.label.observation_time] = [m - self._before for m in moments if m is not None]
+        return found
 
-    def _coded(self, scope_id: str, values: Sequence[tuple[Any, ...]]) -> list[Entity]:
+    def _coded(self, place: _Place, labels: Mapping[str, list[Any]]) -> list[Entity]:
+        """The entity that each row asks a place for."""
+        scope_id = place.scope.scope_id
         known = self._entities.setdefault(scope_id, {})
         if len(known) > self._kept:
             known.clear()
+        columns = [labels[c] for c in place.columns]
+        if place.plain and all(_is_compared_as_is(v) for column in columns for v in column):
+            values = zip(*columns, strict=True)
+        else:
+            types = [self._layout.labels.field(c).type for c in place.columns]
+            arrays = [typed_column(c, t) for c, t in zip(columns, types, strict=True)]
+            values = key_values(dict(zip(place.scope.keys, arrays, strict=True)), place.scope.keys)
         return [known.get(parts) or known.setdefault(parts, (scope_id, entity_code(parts))) for parts in values]
 
     def _refresh(self, wanted: Sequence[Entity]) -> None:
@@ -235,6 +323,12 @@ class OnlineFeatures:
         if not read.sequence:
             self._key = None
             raise self._not_ready()
+        if read.state is not None and self._went_back(read.state):
+            # Rows that were known then are not any more, and rows are decoded for a time that only grows.
+            self._rows.clear()
+            self._seen, self._state = (0, 0), None
+            self._refresh(wanted)
+            return
         if read.rows_sequence != self._seen[1]:
             self._rows.clear()
         else:
@@ -243,20 +337,24 @@ class OnlineFeatures:
         if read.state is not None:
             self._state = read.state
             self._pins = pins_of(read.state, read.state.marks)
-            self._parts = seen_of(self._pins)
+            self._whole = PinnedInputs({}, {}, {}, seen_of(self._pins))
         self._seen = (read.sequence, read.rows_sequence)
         for entity, rows in read.rows.items():
             plan = self._scope_plans[entity[0]]
-            self._rows[entity] = decode(plan, rows) if plan.scope.keys else rows
+            self._rows[entity] = EntityRows(plan, rows) if plan.scope.keys else rows
         while len(self._rows) > max(self._kept, len(needed)):
             self._rows.popitem(last=False)
+
+    def _went_back(self, state: OnlineState) -> bool:
+        known = {} if self._state is None else self._state.known_until
+        return any(state.known_until.get(source, _NONE) < until for source, until in known.items())
 
     def _find(self) -> StoreKey:
         """The feature set version in the store whose contract and code are ours."""
         for state in self._online.states(self._tenant, self._spec.name):
             if (state.contract_digest, state.code_digest) == self._digests:
                 self._key = StoreKey(self._tenant, self._spec.name, state.feature_set_version)
-                self._seen = (0, 0)
+                self._seen, self._state = (0, 0), None
                 self._rows.clear()
                 return self._key
         raise self._not_ready()
@@ -267,144 +365,156 @@ class OnlineFeatures:
             "fill it first (the asset online_features, or `headway serve` without --no-sync)",
         )
 
-    def _groups(self, observed: NDArray[np.int64], requests: pa.Table) -> list[tuple[str, NDArray[np.int64]]]:
-        """The rows that `compute_features` would compute together; all at once where that makes no difference."""
-        whole = not self._plan.custom and self._is_whole(observed)
-        if whole and self._calendar is not None and self._filled_between(observed, requests, *self._calendar):
-            return [("", np.arange(len(observed)))]
-        groups = list(by_partition(self._spec, observed, requests))
+    def _groups(
+        self, observed: Sequence[int], requests: pa.Table, asked: Mapping[str, list[Any]]
+    ) -> list[tuple[Sequence[int], PinnedInputs]]:
+        """The rows that `compute_features` would compute together, and what each group rests on.
+
+        All rows are one group where that makes no difference.
+        """
+        whole = self.rows_independent and self._is_whole(observed)
+        if whole and self._calendar is not None and self._between(observed, asked, *self._calendar):
+            return [(range(len(observed)), self._whole)]
+        moments = np.array(observed, dtype=np.int64)
+        groups = list(by_partition(self._spec, moments, requests))
         windows = [self._scheme.window(partition) for partition, _ in groups]
         known = [self._calendar] if self._calendar is not None else []
-        self._calendar = (min(w[0] for w in [*known, *windows]), max(w[1] for w in [*known, *windows]))
-        return groups
+        if windows or known:
+            self._calendar = (min(w[0] for w in [*known, *windows]), max(w[1] for w in [*known, *windows]))
+        return [(rows.tolist(), self._pinned([observed[i] for i in rows.tolist()])) for _, rows in groups]
 
-    def _filled_between(self, observed: NDArray[np.int64], requests: pa.Table, first: int, end: int) -> bool:
+    def _between(self, observed: Sequence[int], asked: Mapping[str, list[Any]], first: int, end: int) -> bool:
         """Whether the time that decides on a request's label partition lies in [first, end) in all rows."""
-        times = observed
-        if self._filled is not None:
-            column = requests.column(self._filled)
-            if column.null_count:
-                return False
-            times = instants(column, self._filled)[0]
-        return bool(times.min() >= first and times.max() < end)
+        times = observed if self._dated is None else asked[self._dated]
+        return all(time is not None and first <= time < end for time in times)
 
-    def _is_whole(self, observed: NDArray[np.int64]) -> bool:
+    def _is_whole(self, observed: Sequence[int]) -> bool:
         """Whether the store holds every partition that observations may need."""
         assert self._state is not None
         state = self._state
-        if state.skipped or state.absent or not len(observed) or observed.min() < state.since:
+        if state.skipped or state.absent or not observed or min(observed) < state.since:
             return False
-        last = int(observed.max())
-        return all(last + before < state.covered.get(s, _NONE) for s, before in self._before.items())
+        last = max(observed)
+        return all(last + ahead < state.covered.get(s, _NONE) for s, ahead in self._ahead.items())
 
-    def _require_kept(self, observed: NDArray[np.int64], state: OnlineState) -> None:
+    def _require_kept(self, observed: Sequence[int], state: OnlineState) -> None:
         """Refuse observations whose rows may have been pruned."""
-        if not len(observed) or observed.min() >= state.since:
-            return
         field = serving_of(self._spec).observed
         problems = [
             RequestProblem(
-                int(i) + 1,
+                number,
                 field,
-                f"the prediction is asked for as of {iso(int(observed[i]))}, before what is kept online",
+                f"the prediction is asked for as of {iso(moment)}, before what is kept online",
                 f"rows are kept for observations from {iso(state.since)} on; use `headway predict`",
             )
-            for i in np.flatnonzero(observed < state.since)
+            for number, moment in enumerate(observed, 1)
+            if moment < state.since
         ]
         if problems:
             raise RequestsRefused("requests", problems)
 
-    def _pinned(self, observed: NDArray[np.int64]) -> PinnedInputs:
+    def _pinned(self, observed: Sequence[int]) -> PinnedInputs:
         """What a group of observations rests on; partitions are looked up only where one could be missing."""
         assert self._pins is not None
         if self._is_whole(observed):
-            return PinnedInputs({}, {}, {}, self._parts)
-        found = in_reach(self._spec, self._pins, int(observed.min()), int(observed.max()))
+            return self._whole
+        found = in_reach(self._spec, self._pins, min(observed), max(observed))
         refuse_quarantined(self._spec, found)
         return found
 
-    def _views(
-        self, observed: NDArray[np.int64], valid: NDArray[np.bool_], asked: Mapping[str, list[Entity]]
-    ) -> dict[str, ViewCells]:
-        gathered: dict[str, tuple[Together, dict[Entity, int]]] = {}
-        found: dict[str, ViewCells] = {}
-        for name, plan in self._view_plans.items():
-            scope = self._scopes.of_view[name]
-            if scope.scope_id not in gathered:
-                every = [asked[v] for v in asked if self._scopes.of_view[v].scope_id == scope.scope_id]
-                entities = dict.fromkeys(e for of_view in every for e in of_view if e[1] != NO_ENTITY)
-                numbers = {entity: number for number, entity in enumerate(entities)}
-                gathered[scope.scope_id] = (self._together(scope, list(entities), observed), numbers)
-            rows, numbers = gathered[scope.scope_id]
-            keys = np.array([numbers.get(e, NULL_KEY) for e in asked[name]], dtype=np.int64)
-            found[name] = answer(plan, rows, Observations(keys, observed, valid))
+    def _answer(self, lookup: _Lookup, entity: Entity, time: int) -> ViewCells:
+        if entity[1] == NO_ENTITY:
+            return lookup.plan.unkeyed
+        assert self._state is not None
+        rows = self._rows[entity]
+        assert isinstance(rows, EntityRows)
+        return answer(lookup.plan, rows.known(self._state.known_until[lookup.source]), time)
+
+    def _functions(
+        self, labels: Mapping[str, list[Any]], views: Sequence[Sequence[ViewCells]], groups: Sequence[Sequence[int]]
+    ) -> list[list[Any]]:
+        """The values of custom and derived features, which a pipeline's own functions give over Arrow columns."""
+        rows = len(labels[self._spec.label.observation_time])
+        columns: dict[str, pa.Array] = {}
+        for name, (view, place, kind) in self._read_of_views.items():
+            columns[name] = typed_column([cells.cells[place] for cells in views[view]], kind)
+        for name, kind in self._read_of_labels.items():
+            columns[name] = typed_column(labels[name], kind)
+        found: list[list[Any]] = []
+        for name, custom in self._plan.custom.items():
+            values = self._custom_values(custom, labels, groups, rows)
+            columns[name] = pa.array(values, custom.type)
+            found.append(values)
+        return [*found, *(derived_values(d, columns, rows) for d in self._plan.derived.values())]
+
+    def _custom_values(
+        self, custom: CustomFunction, labels: Mapping[str, list[Any]], groups: Sequence[Sequence[int]], rows: int
+    ) -> list[Any]:
+        assert self._state is not None
+        scope = self._scopes.of_custom[custom.name]
+        held = self._rows[scope.scope_id, WHOLE_SOURCE]
+        assert not isinstance(held, EntityRows)
+        table = whole_table(self._scope_plans[scope.scope_id], held, self._state.known_until[scope.source])
+        inputs = pa.table({f.name: typed_column(labels[f.name], f.type) for f in self._layout.labels})
+        found: list[Any] = [None] * rows
+        for of_group in groups:
+            some = inputs.take(pa.array(of_group, pa.int64()))
+            first = first_observed(some, self._plan.observation_time)
+            values = custom.run(some, custom.rows(table, first)).value.to_pylist()
+            for row, value in zip(of_group, values, strict=True):
+                found[row] = value
         return found
 
-    def _cells(
-        self, inputs: pa.Table, views: Mapping[str, ViewCells], groups: Sequence[tuple[str, NDArray[np.int64]]]
-    ) -> dict[str, Cells]:
-        cells = {name: cell for view in views.values() for name, cell in view.cells.items()}
-        for name, custom in self._plan.custom.items():
-            scope = self._scopes.of_custom[name]
-            assert self._state is not None
-            rows = self._rows[scope.scope_id, WHOLE_SOURCE]
-            assert not isinstance(rows, EntityRows)
-            table = whole_table(self._scope_plans[scope.scope_id], rows, self._state.known_until[scope.source])
-            parts: list[Cells] = []
-            for _, of_group in groups:
-                some = inputs.take(pa.array(of_group))
-                first = first_observed(some, self._plan.observation_time)
-                parts.append(custom.run(some, custom.rows(table, first)))
-            cells[name] = _in_order(parts, [rows for _, rows in groups])
-        return cells | self._plan.run_derived(inputs, cells)
-
-    def _together(self, scope: Scope, entities: Sequence[Entity], observed: NDArray[np.int64]) -> Together:
-        assert self._state is not None
-        plan = self._scope_plans[scope.scope_id]
-        known_until = self._state.known_until[scope.source]
-        start = np.iinfo(np.int64).min if plan.memory is None else int(observed.min()) - plan.memory
-        parts: list[EntityRows] = []
-        for entity in entities:
-            rows = self._rows[entity]
-            assert isinstance(rows, EntityRows)
-            parts.append(rows.visible(known_until, start, int(observed.max())))
-        return together(plan, parts)
-
-    def _freshness(
+    def _laid_out(
         self,
-        view: str,
-        found: ViewCells,
-        rows: NDArray[np.int64],
-        observed: NDArray[np.int64],
-        incomplete: NDArray[np.bool_],
-        late: NDArray[np.bool_],
-    ) -> Iterator[Freshness]:
-        """As `freshness_of`, and a fresh view that is older than declared is stale."""
-        limit = self._limits.get(view)
-        of_rows = (observed, found.newest, found.answered, found.reason)
-        moments, newest, answered, reasons = (of_row[rows].tolist() for of_row in of_rows)
-        for i, (is_incomplete, is_late) in enumerate(zip(incomplete.tolist(), late.tolist(), strict=True)):
-            time = None if newest[i] == _NONE else newest[i]
-            age = None if time is None else (moments[i] - time) / 1_000_000
-            why = "" if not is_incomplete else WATERMARK_BEHIND if is_late else PARTITION_NOT_READ
-            if not answered[i]:
-                yield Freshness(time, age, "missing", _COLLAPSED[reasons[i]], why)
-                continue
-            if not why and limit is not None and age is not None and age * 1_000_000 > limit:
-                why = TOO_OLD
-            yield Freshness(time, age, "stale" if why else "fresh", why, why)
+        labels: Mapping[str, list[Any]],
+        views: Sequence[Sequence[ViewCells]],
+        functions: Sequence[Sequence[Any]],
+        behind: Sequence[Sequence[str]],
+    ) -> list[tuple[Any, ...]]:
+        """The rows of the values table."""
+        found: list[tuple[Any, ...]] = []
+        for number, of_labels in enumerate(zip(*labels.values(), strict=True)):
+            flat: list[Any] = [None, *of_labels]
+            for view in views:
+                flat += view[number].cells
+            for values in functions:
+                value = values[number]
+                flat += (value, None, NULL_VALUE if value is None else HIT)
+            flat += [bool(of_view[number]) for of_view in behind]
+            found.append(self._layout.row(flat))
+        return found
 
 
-def _late(spec: PipelineSpec, labels: LabelRows, inputs: PinnedInputs) -> dict[str, NDArray[np.bool_]]:
-    """Where a source's watermark alone makes a view incomplete."""
-    return incomplete_flags(spec, labels, replace(inputs, skipped={}, absent={}))
+def _is_compared_as_is(value: object) -> bool:
+    return not isinstance(value, str) or value.isascii() or is_normalized("NFC", value)
 
 
-def _in_order(parts: Sequence[Cells], rows: Sequence[NDArray[np.int64]]) -> Cells:
-    back = np.argsort(np.concatenate(rows), kind="stable")
-    joined = Cells(
-        pa.concat_arrays([p.value for p in parts]),
-        pa.concat_arrays([p.event_time for p in parts]),
-        np.concatenate([p.reason for p in parts]),
-    )
-    return joined.take(back)
+def _hidden(spec: PipelineSpec, pinned: PinnedInputs, source: str) -> list[Interval]:
+    """Where events of a source may lie that were not read."""
+    partition = spec.sources[source].partition
+    found: list[Interval] = []
+    for name in (*pinned.skipped.get(source, ()), *pinned.absent.get(source, ())):
+        assert partition is not None
+        found.append(event_interval(spec.sources[source], PartitionScheme.from_spec(partition).window(name)))
+    return found
+
+
+def _incompleteness(lookup: _Lookup, hidden: Sequence[Interval], watermark: int | None, time: int) -> str:
+    """Why a view may be incomplete as of an observation, as `incomplete_flags` has it; empty: it is not."""
+    if lookup.lateness is not None and (watermark is None or watermark < time - lookup.lateness):
+        return WATERMARK_BEHIND
+    unread = any(part.first <= time and time - lookup.memory <= part.last for part in hidden)
+    return PARTITION_NOT_READ if unread else ""
+
+
+def _freshness(lookup: _Lookup, cells: ViewCells, observed: int, why: str) -> Freshness:
+    """As `freshness_of`, and a fresh view that is older than declared is stale."""
+    newest = cells.newest
+    age = None if newest is None else (observed - newest) / 1_000_000
+    if not cells.answered:
+        return Freshness(newest, age, "missing", cells.reason, why)
+    if not why and lookup.limit is not None and age is not None and age * 1_000_000 > lookup.limit:
+        # Whatever it is called, the model gets what a snapshot would hold.
+        return Freshness(newest, age, "stale", TOO_OLD, TOO_OLD)
+    return Freshness(newest, age, "stale" if why else "fresh", why, why)

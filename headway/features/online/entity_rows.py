@@ -1,10 +1,14 @@
-"""Rows of entities as arrays: decoded once, kept while they hold, put together for the kernel per batch."""
+"""Row versions of one entity, decoded once and kept while they hold: in rank order, without those that never count.
+
+Rank is the order (event time, availability, sequence, identity) of the kernel. What follows from the rows alone (which
+version ends when, which tie) is worked out when they are decoded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -13,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.features.kernel.columns import NO_FLAGS
-from headway.features.online.few import FewRows, Numbers, prepared_numbers, version_ends
+from headway.features.kernel.types import NonFiniteValue
 from headway.features.online.scopes import Scope
 from headway.features.online.store import EntityRow
 from headway.features.plan import _numbers as numbers
@@ -22,7 +26,8 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_CUT_FROM = 128
+NEVER = np.iinfo(np.int64).max
+_NONE = np.iinfo(np.int64).min
 
 _payload = msgspec.msgpack.Decoder(list[Any]).decode
 _identity = msgspec.json.Decoder(list[Any]).decode
@@ -36,101 +41,75 @@ class ScopePlan:
     types: Mapping[str, pa.DataType]
     latest: tuple[str, ...]
     windows: tuple[str, ...]
-    memory: int | None
 
 
 @dataclass(frozen=True)
-class Together:
-    """Rows of several entities of one scope side by side; the group of an entity is its number."""
+class Numbers:
+    """Aggregated columns as `online.compiled.windows_at` takes them; deleted versions are left out.
 
-    rows: FewRows
-    values: Mapping[str, list[Any]]
-    null: Mapping[str, Flags]
-    numbers: Mapping[str, Numbers]
-
-
-@dataclass(frozen=True)
-class EntityRows:
-    """Row versions of one entity in the order (event time, availability, sequence, identity).
-
-    `here` is False for versions that stand in another entity. `identity` numbers the row identities in their order.
-    `end` is when a later version is known; it was found among all versions, so rows may be cut by time. `values` holds
-    the latest columns as Python values, `null` which of them are null, `numbers` the aggregated columns.
+    `times` is (event time, availability, end; rows), `values` and `missing` (columns, rows), `units` the lowest
+    exponent of each column and how long its sums and sums of squares are.
     """
 
-    event: Ints
-    available: Ints
-    sequence: Ints
-    deleted: Flags
-    here: Flags
-    identity: Ints
-    identities: int
-    end: Ints
-    newest_available: int
+    times: Ints
+    values: Floats
+    missing: Flags
+    units: Ints
+
+
+@dataclass(frozen=True)
+class Known:
+    """The versions of an entity that are known, in rank order; `end` is when a later version of each is known.
+
+    `values` holds the latest columns as plain values. `ties` remembers by column whether two rows tie.
+    """
+
+    event: list[int]
+    available: list[int]
+    end: list[int]
+    place: list[tuple[int, int, int]]
+    identity: list[int]
+    deleted: list[bool]
     values: Mapping[str, list[Any]]
-    null: Mapping[str, Flags]
-    numbers: Mapping[str, Numbers]
+    numbers: Numbers
+    ties: dict[str, bool] = field(default_factory=dict[str, bool])
 
-    def __len__(self) -> int:
-        return len(self.event)
+    def skipped(self, column: str) -> list[bool]:
+        """Versions that a column whose last known value is asked for looks past: null, and not deleted."""
+        return [v is None and not gone for v, gone in zip(self.values[column], self.deleted, strict=True)]
 
-    @cached_property
-    def alone(self) -> Together:
-        """The entity by itself, ready for the kernel."""
-        index = np.flatnonzero(self.here).astype(np.int32)
-        rows = FewRows(
-            offsets=np.array([0, len(index)], dtype=np.int64),
-            index=index,
-            event_time=self.event,
-            available_time=self.available,
-            sequence=self.sequence,
-            row_id=self.identity,
-            deleted=self.deleted if self.deleted.any() else NO_FLAGS,
-            end=self.end,
-        )
-        return Together(rows, self.values, self.null, self.numbers)
-
-    def visible(self, known_until: int, first: int, last: int) -> EntityRows:
-        """The rows that observations up to `last` may see, `first` being as far back as any feature looks.
-
-        Rows that became available after `known_until` are left out.
-        """
-        if self.newest_available > known_until:
-            return self._loaded(known_until).visible(known_until, first, last)
-        # It is made where it saves more than it costs.
-        if len(self) < _CUT_FROM:
-            return self
-        low, high = int(self.event.searchsorted(first)), int(self.event.searchsorted(last, "right"))
-        if low == 0 and high == len(self):
-            return self
-        return self._take(slice(low, high))
-
-    def _loaded(self, known_until: int) -> EntityRows:
-        kept = np.flatnonzero(self.available <= known_until)
-        some = self._take(kept)
-        end = version_ends(some.event, some.available, some.sequence, some.here, some.identity, some.identities)
-        return replace(some, end=end, newest_available=known_until)
-
-    def _take(self, rows: slice | Ints) -> EntityRows:
-        chosen = [rows] if isinstance(rows, slice) else rows.tolist()
-        return EntityRows(
-            self.event[rows],
-            self.available[rows],
-            self.sequence[rows],
-            self.deleted[rows],
-            self.here[rows],
-            self.identity[rows],
-            self.identities,
-            self.end[rows],
-            self.newest_available,
-            {c: v[rows] if isinstance(rows, slice) else [v[i] for i in chosen] for c, v in self.values.items()},
-            {c: n[rows] for c, n in self.null.items()},
-            {c: Numbers(n.values[rows], n.null[rows], n.low, n.high) for c, n in self.numbers.items()},
-        )
+    def is_tied(self, column: str) -> bool:
+        """Whether rows of different identity tie, among those that `column` looks at; "": among all."""
+        if column not in self.ties:
+            skip = self.skipped(column) if column else [False] * len(self.event)
+            seen = [(p, i) for p, i, out in zip(self.place, self.identity, skip, strict=True) if not out]
+            self.ties[column] = any(p == q and i != j for (p, i), (q, j) in pairwise(seen))
+        return self.ties[column]
 
 
-def decode(plan: ScopePlan, rows: Sequence[EntityRow]) -> EntityRows:
-    """Decode what the store gave for one entity."""
+class EntityRows:
+    """What the store gave for one entity."""
+
+    def __init__(self, plan: ScopePlan, rows: Sequence[EntityRow]) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._newest = max((r.available_time for r in rows), default=_NONE)
+        self._until = _NONE
+        self._known: Known | None = None
+
+    def known(self, until: int) -> Known:
+        """The versions that became available by an instant, which never goes back."""
+        until = min(until, self._newest)
+        if self._known is None or until != self._until:
+            self._known = decode(self._plan, [r for r in self._rows if r.available_time <= until])
+            self._until = until
+            if until == self._newest:
+                self._rows = ()
+        return self._known
+
+
+def decode(plan: ScopePlan, rows: Sequence[EntityRow]) -> Known:
+    """Decode row versions of one entity. Raises the kernel's `NonFiniteValue`."""
     identity = [r.identity for r in rows]
     number = {code: n for n, code in enumerate(sorted(set(identity), key=_identity))}
     numbered = np.array([number[code] for code in identity], dtype=np.int64)
@@ -139,24 +118,36 @@ def decode(plan: ScopePlan, rows: Sequence[EntityRow]) -> EntityRows:
     event, available, sequence = (np.ascontiguousarray(times[order, i]) for i in range(3))
     identities = numbered[order]
     ordered = [rows[i] for i in order.tolist()]
-    deleted = np.array([r.deleted for r in ordered], dtype=np.bool_)
     here = np.array([r.here for r in ordered], dtype=np.bool_)
+    deleted = np.array([r.deleted for r in ordered], dtype=np.bool_)
+    end = _version_ends(event, available, sequence, here, identities, len(number))
     columns = _columns(plan, ordered)
-    values = {c: columns[c] for c in plan.latest}
-    return EntityRows(
-        event=event,
-        available=available,
-        sequence=sequence,
-        deleted=deleted,
-        here=here,
-        identity=identities,
-        identities=len(number),
-        end=version_ends(event, available, sequence, here, identities, len(number)),
-        newest_available=int(available.max(initial=np.iinfo(np.int64).min)),
-        values=values,
-        null={c: np.array([v is None for v in found], dtype=np.bool_) for c, found in values.items()},
-        numbers={c: _numbers(plan, c, columns[c], deleted) for c in plan.windows},
+    chosen = np.flatnonzero(here & (end > np.maximum(event, available)))
+    kept = chosen.tolist()
+    return Known(
+        event=event[chosen].tolist(),
+        available=available[chosen].tolist(),
+        end=end[chosen].tolist(),
+        place=list(zip(*(c[chosen].tolist() for c in (event, available, sequence)), strict=True)),
+        identity=identities[chosen].tolist(),
+        deleted=deleted[chosen].tolist(),
+        values={c: [columns[c][i] for i in kept] for c in plan.latest},
+        numbers=_numbers(plan, columns, np.stack([event, available, end]), deleted, chosen[~deleted[chosen]]),
     )
+
+
+def _version_ends(event: Ints, available: Ints, sequence: Ints, here: Flags, identity: Ints, identities: int) -> Ints:
+    """When each row of one entity is superseded, as the kernel has it."""
+    from headway.features.kernel import compiled
+
+    end = np.full(len(event), NEVER, dtype=np.int64)
+    if identities < len(event):
+        offsets = compiled.group_offsets(identity, NO_FLAGS, identities)
+        index = compiled.group_indices(identity, NO_FLAGS, offsets)
+        owner = np.zeros(identities, dtype=np.int64)
+        key = np.where(here, np.int64(0), np.int64(-1))
+        compiled.version_ends(offsets, index, owner, 0, key, event, available, sequence, end)
+    return end
 
 
 def _columns(plan: ScopePlan, rows: Sequence[EntityRow]) -> dict[str, list[Any]]:
@@ -167,52 +158,36 @@ def _columns(plan: ScopePlan, rows: Sequence[EntityRow]) -> dict[str, list[Any]]
     return {c: list(found) for c, found in zip(plan.scope.columns, zip(*cells, strict=True), strict=True)}
 
 
-def _numbers(plan: ScopePlan, column: str, values: list[Any], deleted: Flags) -> Numbers:
-    array = pa.array(values, _plain(plan.types[column]))
-    return prepared_numbers(*numbers(pa.chunked_array([array]), column), deleted)
+def _numbers(plan: ScopePlan, columns: Mapping[str, list[Any]], times: Ints, deleted: Flags, chosen: Ints) -> Numbers:
+    values = np.empty((len(plan.windows), len(chosen)), dtype=np.float64)
+    missing = np.empty((len(plan.windows), len(chosen)), dtype=np.bool_)
+    units = np.empty((3, len(plan.windows)), dtype=np.int64)
+    for place, column in enumerate(plan.windows):
+        array = pa.array(columns[column], _plain(plan.types[column]))
+        found, null = numbers(pa.chunked_array([array]), column)
+        units[:, place] = exponents(np.array(found, dtype=np.float64), np.array(null | deleted, dtype=np.bool_))
+        missing[place] = null[chosen]
+        # Adding zero turns -0.0 into 0.0: the two are one value.
+        values[place] = np.where(missing[place], 0.0, found[chosen] + 0.0)
+    return Numbers(np.ascontiguousarray(times[:, chosen]), values, missing, units)
+
+
+def exponents(values: Floats, ignored: Flags) -> tuple[int, int, int]:
+    """The lowest exponent of a column, and how many limbs its sums and sums of squares need.
+
+    Raises:
+        NonFiniteValue: a value that is not ignored is infinite or NaN.
+    """
+    from headway.features.kernel import compiled
+
+    low, high = compiled.exponent_range(values.view(np.int64), ignored)
+    if high < 0 and low > 0:
+        raise NonFiniteValue(int(-1 - high), float(values[-1 - high]))
+    return int(low), compiled.limbs_needed(low, high), compiled.limbs_needed(2 * low, 2 * high)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def together(plan: ScopePlan, parts: Sequence[EntityRows]) -> Together:
-    """Put entities side by side. Each is complete in itself, so identities are numbered apart per entity."""
-    from headway.features.kernel import compiled
-
-    if len(parts) < 2:
-        return (parts[0] if parts else decode(plan, [])).alone
-    lengths = [len(p) for p in parts]
-    here = np.concatenate([p.here for p in parts])
-    key = np.where(here, np.repeat(np.arange(len(parts), dtype=np.int64), lengths), np.int64(-1))
-    start = np.cumsum([0, *(p.identities for p in parts[:-1])])
-    deleted = np.concatenate([p.deleted for p in parts])
-    offsets = compiled.group_offsets(key, NO_FLAGS, len(parts))
-    rows = FewRows(
-        offsets=offsets,
-        index=compiled.group_indices(key, NO_FLAGS, offsets),
-        event_time=np.concatenate([p.event for p in parts]),
-        available_time=np.concatenate([p.available for p in parts]),
-        sequence=np.concatenate([p.sequence for p in parts]),
-        row_id=np.concatenate([p.identity for p in parts]) + np.repeat(start, lengths),
-        deleted=deleted if deleted.any() else NO_FLAGS,
-        end=np.concatenate([p.end for p in parts]),
-    )
-    return Together(
-        rows,
-        {c: [v for p in parts for v in p.values[c]] for c in plan.latest},
-        {c: np.concatenate([p.null[c] for p in parts]) for c in plan.latest},
-        {c: _numbers_together([p.numbers[c] for p in parts]) for c in plan.windows},
-    )
-
-
-def _numbers_together(parts: Sequence[Numbers]) -> Numbers:
-    return Numbers(
-        np.concatenate([p.values for p in parts]),
-        np.concatenate([p.null for p in parts]),
-        min(p.low for p in parts),
-        max(p.high for p in parts),
-    )
 
 
 def whole_table(plan: ScopePlan, rows: Sequence[EntityRow], known_until: int) -> pa.Table:

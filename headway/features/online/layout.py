@@ -1,50 +1,64 @@
-"""The values table of `features.assemble`, put together again and again for one feature set."""
+"""The columns of a values table, and where each of them lies among what a request is answered from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from headway.datasets.text import ARROW_TYPES
 from headway.declaration import PipelineSpec
-from headway.features.assemble import companions, values_table
-from headway.features.kernel import Reason, collapse
-from headway.features.labels import LabelRows
-from headway.features.plan import Cells
+from headway.features.assemble import values_table
+from headway.features.plan import Cells, FeaturePlan
+from headway.serving.features import label_inputs, without_outcome
+from headway.serving.requests import serving_of
 
-# By reason code: the word of what a model may see of it.
-_WORDS = pa.array([Reason(int(r)).name.lower() for r in collapse(np.array(list(Reason), dtype=np.int8))])
+_STAMP = pa.timestamp("us", tz="UTC")
 
 
+@dataclass(frozen=True)
 class Layout:
-    """Makes values tables. The first is made by `values_table` itself, which decides the schema of all."""
+    """`schema` is that of `values_table`, `labels` that of the label columns which a request may know.
 
-    def __init__(self, spec: PipelineSpec) -> None:
-        self._spec = spec
-        self._schema: pa.Schema | None = None
-        self._first_of: dict[str, str] = {}
-        for feature, group in companions(spec).items():
-            self._first_of.setdefault(group, feature)
+    `row` puts one row in the order of the schema, from None, the label columns, the cells of each view, value,
+    event time and reason of each function's feature, and the flags of the views.
+    """
 
-    def table(
-        self, labels: LabelRows, cells: Mapping[str, Cells], incomplete: Mapping[str, NDArray[np.bool_]]
-    ) -> pa.Table:
-        """What `values_table` gives."""
-        if self._schema is None:
-            first = values_table(self._spec, labels, cells, incomplete)
-            self._schema = first.schema
-            return first
-        found: dict[str, pa.Array | pa.ChunkedArray] = {n: c.value for n, c in cells.items()}
-        reasons = np.concatenate([cells[feature].reason for feature in self._first_of.values()])
-        words = _WORDS.take(pa.array(reasons))
-        rows = len(labels)
-        for number, (group, feature) in enumerate(self._first_of.items()):
-            found[f"{group}__event_time"] = cells[feature].event_time
-            found[f"{group}__reason"] = words.slice(number * rows, rows)
-        for view, flags in incomplete.items():
-            found[f"{view}__incomplete"] = pa.array(flags)
-        for table in (labels.inputs, labels.outcome):
-            found |= dict(zip(table.column_names, table.columns, strict=True))
-        return pa.Table.from_arrays([found[n] for n in self._schema.names], schema=self._schema)
+    schema: pa.Schema
+    labels: pa.Schema
+    row: Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def layout_of(
+    spec: PipelineSpec, plan: FeaturePlan, types: Mapping[str, Mapping[str, pa.DataType]], cells: Sequence[str]
+) -> Layout:
+    """Lay out the values of a feature set.
+
+    Args:
+        spec: the declaration.
+        plan: the compiled feature set.
+        types: by view: the types of its source's columns.
+        cells: the names of all views' cells, in the order in which `Layout.row` gets them.
+    """
+    nothing = pa.table({n: pa.array([], ARROW_TYPES[f.type]) for n, f in serving_of(spec).request.items()})
+    inputs = label_inputs(spec, nothing)
+    features = {
+        f"{name}__{f}": types[name][declared.latest]
+        for name, view in plan.views.items()
+        for f, declared in view.spec.latest_features().items()
+    }
+    features |= {f"{n}__{f}": pa.float64() for n, v in plan.views.items() for f in v.spec.window_features()}
+    features |= {n: f.type for n, f in (*plan.custom.items(), *plan.derived.items())}
+    empty = {n: Cells(pa.array([], t), pa.array([], _STAMP), np.empty(0, np.int8)) for n, t in features.items()}
+    flags = dict.fromkeys(spec.features.views, np.empty(0, np.bool_))
+    schema = values_table(spec, without_outcome(spec, inputs), empty, flags).schema
+    functions = (f"{n}{part}" for n in (*plan.custom, *plan.derived) for part in ("", "__event_time", "__reason"))
+    names = ["", *inputs.column_names, *cells, *functions, *(f"{v}__incomplete" for v in flags)]
+    place = {name: at for at, name in enumerate(names)}
+    # What no request knows (the target above all) is null.
+    place[spec.label.target] = 0
+    return Layout(schema, inputs.schema, itemgetter(*(place.get(n, 0) for n in schema.names)))

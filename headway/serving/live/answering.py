@@ -6,21 +6,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from headway.catalog.clock import Clock, system_clock
 from headway.declaration import duration_us
 from headway.errors import HeadwayError
+from headway.features.online.plain import plain_rows
 from headway.features.online.store import OnlineNotReady
 from headway.features.online.store import OnlineUnavailable as StoreUnavailable
 from headway.serving.features import InputQuarantined
 from headway.serving.live.child import ChildLost, ChildRefused, WrongRowCount
 from headway.serving.live.lane import Asked, Outcome
-from headway.serving.live.records import Logged, Schemas, encode_record, plain_rows, views_of
+from headway.serving.live.records import Logged, Schemas, encode_record, views_of
 from headway.serving.live.spool import Spool, SpoolFull
 from headway.serving.live.types import (
     DeadlineExceeded,
@@ -35,6 +34,9 @@ from headway.serving.predict import new_ids
 from headway.serving.requests import serving_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from headway.features.online.store import OnlineState
     from headway.serving.features import Freshness
 
@@ -54,12 +56,17 @@ class Computed(Protocol):
         ...
 
     @property
-    def values(self) -> pa.Table:
-        """The feature values."""
+    def schema(self) -> pa.Schema:
+        """The columns of the feature values."""
         ...
 
     @property
-    def observed(self) -> NDArray[np.int64]:
+    def rows(self) -> Sequence[tuple[Any, ...]]:
+        """The feature values of each request, as plain values (`headway.features.online.plain`)."""
+        ...
+
+    @property
+    def moments(self) -> Sequence[int]:
         """The observations, microseconds UTC."""
         ...
 
@@ -185,13 +192,11 @@ class Answerer:
         times: _Times,
         outcomes: dict[Asked, Outcome],
     ) -> None:
-        positions = np.concatenate([np.arange(rows[a].start, rows[a].stop) for a in going])
-        some = len(positions) < computed.values.num_rows
-        values = computed.values.take(pa.array(positions)) if some else computed.values
+        values = [row for asked in going for row in computed.rows[rows[asked]]]
         for asked in going:
             asked.stage = "compute"
         started = time.monotonic()
-        scores = self._scores(going, values)
+        scores = self._scores(going, computed.schema, values)
         times.compute_us = _us(time.monotonic() - started)
         answered: dict[Asked, list[Inference]] = {}
         degraded = self._degraded()
@@ -212,14 +217,16 @@ class Answerer:
         else:
             outcomes |= answered
 
-    def _scores(self, going: Sequence[Asked], values: pa.Table) -> NDArray[np.float64]:
+    def _scores(
+        self, going: Sequence[Asked], schema: pa.Schema, values: Sequence[tuple[Any, ...]]
+    ) -> NDArray[np.float64]:
         """The model's scores. A process that died is replaced, and the rows are scored once more."""
         version, until = going[0].slot.version, max(a.deadline for a in going)
         try:
-            return version.score(values, until)
+            return version.score(schema, values, until)
         except ChildLost:
             self._process_lost()
-            return version.score(values, until)
+            return version.score(schema, values, until)
 
     def _log(self, answered: Mapping[Asked, Sequence[Inference]], computed: _Rows, rows: Mapping[Asked, slice]) -> None:
         """Append every answer to the inference log. Raises `LogFull` where the declaration lets none go unlogged."""
@@ -242,8 +249,8 @@ class Answerer:
     def _records(
         self, answered: Mapping[Asked, Sequence[Inference]], computed: _Rows, rows: Mapping[Asked, slice]
     ) -> Iterator[bytes]:
-        schema = self._schemas.keep(computed.requests.schema, computed.values.schema)
-        requests, values = plain_rows(computed.requests), plain_rows(computed.values)
+        schema = self._schemas.keep(computed.requests.schema, computed.schema)
+        requests, values = plain_rows(computed.requests), computed.rows
         now, wall = time.monotonic(), system_clock()
         for asked, inferences in answered.items():
             for number, (row, inference) in enumerate(
@@ -283,23 +290,25 @@ class _Rows:
     """Features of a batch's rows; `inputs_digests` names the pins that each row rests on."""
 
     requests: pa.Table
-    values: pa.Table
-    observed: NDArray[np.int64]
+    schema: pa.Schema
+    rows: Sequence[tuple[Any, ...]]
+    moments: Sequence[int]
     freshness: Mapping[str, Sequence[Freshness]]
     inputs_digests: Sequence[str]
 
 
 def _together(computed: Sequence[Computed]) -> _Rows:
     first = computed[0]
+    digests = [c.state.inputs_digest for c in computed for _ in c.rows]
     if len(computed) == 1:
-        digests = [first.state.inputs_digest] * first.values.num_rows
-        return _Rows(first.requests, first.values, first.observed, first.freshness, digests)
+        return _Rows(first.requests, first.schema, first.rows, first.moments, first.freshness, digests)
     return _Rows(
         requests=pa.concat_tables([c.requests for c in computed]),
-        values=pa.concat_tables([c.values for c in computed]).unify_dictionaries().combine_chunks(),
-        observed=np.concatenate([c.observed for c in computed]),
+        schema=first.schema,
+        rows=[row for c in computed for row in c.rows],
+        moments=[moment for c in computed for moment in c.moments],
         freshness={view: [f for c in computed for f in c.freshness[view]] for view in first.freshness},
-        inputs_digests=[c.state.inputs_digest for c in computed for _ in range(c.values.num_rows)],
+        inputs_digests=digests,
     )
 
 
@@ -329,7 +338,7 @@ def _inferences(
             Inference(
                 prediction_id=ids[number],
                 probability=float(scores[number]),
-                observed=int(computed.observed[row]),
+                observed=computed.moments[row],
                 views=views,
                 degraded=(*degraded, *behind),
                 served=asked.slot.served,

@@ -10,21 +10,24 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from headway.errors import HeadwayError
+from headway.serving.live.inputs import Row
 from headway.training.trainer_process import trainer_environment
 
 # A first import of torch takes many seconds on a busy machine.
 HELLO_SECONDS = 120.0
 LOAD_SECONDS = 60.0
 SCORE_SECONDS = 60.0
-_PROTOCOL = 1
+_PROTOCOL = 2
+_encode = msgspec.msgpack.Encoder().encode
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME = 64 * 1024 * 1024
 
@@ -76,34 +79,36 @@ class ScoringChild:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def load(self, code: Path, artifact: Path) -> str:
+    def load(self, code: Path, artifact: Path, inputs: Mapping[str, str]) -> str:
         """Load an artifact with the trainer of a code tree; return the digest of the manifest that was loaded.
+
+        Args:
+            code: the code tree.
+            artifact: the artifact's folder.
+            inputs: names and types of the columns that rows will have, in their order.
 
         Raises:
             ChildRefused: the artifact or the code is refused.
             ChildLost: the process ended.
         """
         self._greet()
-        request = json.dumps({"code": str(code), "artifact": str(artifact)}).encode()
+        request = json.dumps({"code": str(code), "artifact": str(artifact), "inputs": list(inputs.items())}).encode()
         kind, body = self._ask(b"L", request, LOAD_SECONDS)
         return str(self._document(kind, b"R", body)["manifest"])
 
-    def score(self, rows: pa.Table, seconds: float = SCORE_SECONDS) -> NDArray[np.float64]:
-        """The probability of each row, float64 of shape (rows,), within some seconds.
+    def score(self, rows: Sequence[Row], seconds: float = SCORE_SECONDS) -> NDArray[np.float64]:
+        """The probability of each row of plain values, float64 of shape (rows,), within some seconds.
 
         Raises:
             ChildRefused: the model's code raised, or does not take these columns.
             WrongRowCount: the answer has another length.
             ChildLost: the process ended, or did not answer in time.
         """
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        kind, body = self._ask(b"P", sink.getvalue().to_pybytes(), seconds)
+        kind, body = self._ask(b"P", _encode(rows), seconds)
         if kind != b"A":
             self._document(kind, b"A", body)
-        if len(body) != 8 * rows.num_rows:
-            raise WrongRowCount(rows.num_rows, len(body) // 8)
+        if len(body) != 8 * len(rows):
+            raise WrongRowCount(len(rows), len(body) // 8)
         return np.frombuffer(body, dtype="<f8")
 
     def close(self) -> None:

@@ -1,14 +1,13 @@
 """One record of the inference log: everything that shipping an answer needs, and nothing that may not be kept.
 
-Rows are kept as plain values in the order of their columns; the columns themselves are kept once, in
-`schemas/<digest>.arrow` beside the segments, and named by the record. Times within rows are whole microseconds, dates
-whole days, so that a row comes back bit for bit.
+Rows are kept as plain values (`headway.features.online.plain`) in the order of their columns; the columns themselves
+are kept once, in `schemas/<digest>.arrow` beside the segments, and named by the record.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from headway.errors import HeadwayError
+from headway.features.online.plain import plain_rows as plain_rows
+from headway.features.online.plain import table_of as table_of
 from headway.serving.features import Freshness, Status
 from trainer.blobs import digest_bytes
 
@@ -74,20 +75,6 @@ def decode_record(data: bytes) -> Logged:
         raise RecordUnreadable(f"a record of the inference log: {error}", "it was written by other code") from error
 
 
-def plain_rows(table: pa.Table) -> list[tuple[Any, ...]]:
-    """The rows of a table as plain values."""
-    columns = [_plain(column).to_pylist() for column in table.columns]
-    return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
-
-
-def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """The table that `plain_rows` took apart."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pa.Table.from_arrays(
-        [_typed(list(values), field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
-    )
-
-
 def views_of(views: Mapping[str, Freshness]) -> dict[str, View]:
     """Freshness by view as a record has it."""
     return {name: (f.time, f.age, f.status, f.reason, f.incomplete) for name, f in views.items()}
@@ -104,7 +91,8 @@ class Schemas:
     def keep(self, requests: pa.Schema, values: pa.Schema) -> str:
         """Keep the columns of both tables, once; return their name. Raises `OSError`."""
         for asked, computed, name in self._written:
-            if asked.equals(requests) and computed.equals(values):
+            same = asked is requests and computed is values
+            if same or (asked.equals(requests) and computed.equals(values)):
                 return name
         data = pa.schema([_nested("requests", requests), _nested("values", values)]).serialize().to_pybytes()
         name = digest_bytes(data).removeprefix("sha256:")[:32]
@@ -136,20 +124,3 @@ def _nested(name: str, schema: pa.Schema) -> pa.Field:
 def _fields(whole: pa.Schema, name: str) -> list[pa.Field]:
     kind: Any = whole.field(name).type
     return [kind.field(i) for i in range(kind.num_fields)]
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
-
-
-def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(kind)
-    if pa.types.is_date32(kind):
-        return pa.array(values, pa.int32()).cast(kind)
-    if pa.types.is_dictionary(kind):
-        value_type: Any = kind
-        return pa.array(values, value_type.value_type).dictionary_encode().cast(kind)
-    return pa.array(values, kind)

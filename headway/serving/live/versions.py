@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,9 @@ from headway.artifacts.store import LocalStore
 from headway.errors import HeadwayError
 from headway.registry.trial import copy_artifact
 from headway.serving.live.child import ChildLost, ChildRefused, ScoringChild
+from headway.serving.live.inputs import ModelInputs, Row, input_types
 from headway.serving.live.pointer import Pointer
 from headway.serving.live.types import NotReady
-from headway.serving.scoring import model_inputs
 from headway.training.stage import stage_code
 from trainer.blobs import BlobError, code_tree_digest
 
@@ -52,6 +53,7 @@ class Version:
         self._changed = threading.Condition()
         self._failures = 0
         self._not_before = 0.0
+        self._inputs: ModelInputs | None = None
 
     @property
     def pid(self) -> int | None:
@@ -59,11 +61,12 @@ class Version:
         child = self._child
         return None if child is None else child.pid
 
-    def score(self, values: pa.Table, until: float) -> NDArray[np.float64]:
+    def score(self, schema: pa.Schema, values: Sequence[Row], until: float) -> NDArray[np.float64]:
         """The probability of each row of feature values, float64 of shape (rows,).
 
         Args:
-            values: feature values; columns that are no inputs are kept out.
+            schema: the columns of the feature values.
+            values: rows of plain values; columns that are no inputs are kept out.
             until: how long anybody waits, `time.monotonic()` seconds: for a process that is being replaced, and, with
                 `LATE_SECONDS` more, for its answer.
 
@@ -72,7 +75,9 @@ class Version:
             ChildRefused, WrongRowCount, ChildLost: as `ScoringChild.score`.
             NotReady: no process came in time.
         """
-        inputs = model_inputs(self.contract, values)
+        if self._inputs is None or not (self._inputs.schema is schema or self._inputs.schema.equals(schema)):
+            self._inputs = ModelInputs(self.contract, schema)
+        inputs = self._inputs.of(values)
         with self._changed:
             while self._child is None:
                 left = until - time.monotonic()
@@ -173,11 +178,10 @@ class Loader:
             raise LoadFailed(f"the code at {folder} has digest {found}, expected {pointer.code.digest}", "remove it")
         child, self._spare = self._spare or ScoringChild(), None
         try:
-            manifest = child.load(folder / "code", folder / "artifact")
+            manifest = child.load(folder / "code", folder / "artifact", input_types(pointer.version.contract))
             if manifest != pointer.version.manifest_digest:
                 raise LoadFailed(f"{folder} holds {manifest}, not {pointer.version.manifest_digest}", "remove it")
-            rows = neutral_row(pointer)
-            score = float(child.score(rows)[0])
+            score = float(child.score([neutral_row(pointer)])[0])
             if not 0 <= score <= 1:
                 raise LoadFailed(f"a neutral row scores {score}, which is no probability", "roll back")
         except BaseException:
@@ -209,12 +213,11 @@ class Loader:
             raise
 
 
-def neutral_row(pointer: Pointer) -> pa.Table:
+def neutral_row(pointer: Pointer) -> Row:
     """One row of the model's inputs: empty texts, zeros, false. Raises `LoadFailed` for a type that has none."""
-    columns: dict[str, pa.Array] = {}
-    for declared in cast("list[dict[str, Any]]", pointer.version.contract["inputs"]):
-        kind = declared["type"]
+    found: list[Any] = []
+    for name, kind in input_types(pointer.version.contract).items():
         if kind not in _NEUTRAL:
-            raise LoadFailed(f"the model takes {declared['name']!r} as {kind}", "train it on other inputs")
-        columns[declared["name"]] = pa.array([_NEUTRAL[kind]], pa.type_for_alias(kind))
-    return pa.table(columns)
+            raise LoadFailed(f"the model takes {name!r} as {kind}", "train it on other inputs")
+        found.append(_NEUTRAL[kind])
+    return tuple(found)

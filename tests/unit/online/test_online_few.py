@@ -1,6 +1,5 @@
 """A few entities answer as all rows do: the online evaluation against the compiled plan, cell by cell to the bit."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ from support.online_bench import view, write_asked
 from support.serving_bench import bits, pipeline_of
 
 from headway.declaration import PipelineSpec
-from headway.features.kernel import AGGREGATES, NULL_KEY, NonFiniteValue, Observations, collapse
-from headway.features.online.entity_rows import ScopePlan, decode, together
-from headway.features.online.few import prepared_numbers
+from headway.features.assemble import companions
+from headway.features.kernel import AGGREGATES, NonFiniteValue, collapse
+from headway.features.online.entity_rows import ScopePlan, decode, exponents
+from headway.features.online.plain import typed_column
 from headway.features.online.scopes import Scopes, column_types, entities, row_versions, scopes_of
 from headway.features.online.store import NO_ENTITY, EntityRow, RowVersion
+from headway.features.online.views import WORDS as REASONS
 from headway.features.online.views import answer, view_plan
 from headway.features.plan import Cells, FeaturePlan, UndecidedTie, compile_plan, prepare
-from headway.features.reach import memory
 from headway.loading import Pipeline
 
 COLUMNS = {
@@ -48,6 +48,7 @@ VIEWS = {
     "strict": view(boundary="le", features={"value": {"latest": "value"}}),
 }
 _STAMP = pa.timestamp("us", tz="UTC")
+_FLOAT = pa.float64()
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +66,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pipeline, Featur
     pipeline = pipeline_of(bench)
     plan = compile_plan(pipeline)
     return pipeline, plan, scopes_of(plan)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cut_always() -> Iterator[None]:
-    """Few rows are cut as many are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headway.features.online.entity_rows._CUT_FROM", 0)
-        yield
 
 
 _VALUES = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False, width=64), st.sampled_from([0.1, -0.0]))
@@ -142,20 +135,30 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 def _online(
     spec: PipelineSpec, plan: FeaturePlan, scopes: Scopes, name: str, versions: list[RowVersion], labels: pa.Table
 ) -> dict[str, Cells]:
-    """The view's cells from what a store would hand out for the entities asked, cut to what they may see."""
+    """The view's cells from what a store would hand out for the entities asked."""
     scope = scopes.of_view[name]
     types = column_types(spec, scope)
-    decoded = ScopePlan(scope, types, ("value", "word", "at"), ("value", "word"), None)
+    beside, windows = companions(spec), ("value", "word")
+    view = view_plan(plan.views[name], beside, windows)
+    decoded = ScopePlan(scope, types, ("value", "word", "at"), windows)
     wanted = entities(labels, scope.keys)
-    numbers = {e: n for n, e in enumerate(dict.fromkeys(e for e in wanted if e != NO_ENTITY))}
-    times = labels.column("t").cast(pa.int64()).to_numpy()
-    declared = plan.views[name].spec
-    endless = declared.latest_features() and (declared.lookback is None or declared.null_policy == "last_known")
-    first = -100 if endless else int(times.min()) - memory(declared)
-    parts = [decode(decoded, _handed_out(versions, e)).visible(100, first, int(times.max())) for e in numbers]
-    keys = np.array([numbers.get(e, NULL_KEY) for e in wanted], dtype=np.int64)
-    observations = Observations(keys, times, np.ones(len(times), dtype=np.bool_))
-    return dict(answer(view_plan(plan.views[name], types), together(decoded, parts), observations).cells)
+    known = {e: decode(decoded, _handed_out(versions, e)) for e in set(wanted) if e != NO_ENTITY}
+    times = labels.column("t").cast(pa.int64()).to_pylist()
+    rows = [
+        view.unkeyed.cells if e == NO_ENTITY else answer(view, known[e], t).cells
+        for e, t in zip(wanted, times, strict=True)
+    ]
+    columns = dict(zip(view.names, zip(*rows, strict=True), strict=True))
+    codes = {word: code for code, word in enumerate(REASONS)}
+    latest = plan.views[name].spec.latest_features()
+    return {
+        f"{name}__{feature}": Cells(
+            typed_column(columns[f"{name}__{feature}"], types[latest[feature].latest] if feature in latest else _FLOAT),
+            typed_column(columns[f"{beside[f'{name}__{feature}']}__event_time"], _STAMP),
+            np.array([codes[w] for w in columns[f"{beside[f'{name}__{feature}']}__reason"]], dtype=np.int8),
+        )
+        for feature in plan.views[name].spec.features
+    }
 
 
 def _handed_out(versions: list[RowVersion], entity: bytes) -> list[EntityRow]:
@@ -187,6 +190,5 @@ def _same(one: Cells, other: Cells, where: str) -> None:
 
 def test_a_value_that_no_window_can_take_is_refused_as_the_kernel_does() -> None:
     with pytest.raises(NonFiniteValue):
-        prepared_numbers(np.array([1.0, np.inf]), np.zeros(2, np.bool_), np.zeros(2, np.bool_))
-    kept = prepared_numbers(np.array([1.0, np.inf]), np.array([False, True]), np.zeros(2, np.bool_))
-    assert kept.null.tolist() == [False, True]
+        exponents(np.array([1.0, np.inf]), np.zeros(2, np.bool_))
+    assert exponents(np.array([1.0, np.inf]), np.array([False, True])) == exponents(np.array([1.0]), np.zeros(1, bool))

@@ -7,11 +7,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -58,7 +59,7 @@ class _Client:
         return self.receive()
 
     def scores(self, rows: pa.Table) -> np.ndarray:
-        kind, body = self.asked(b"P", ipc(rows))
+        kind, body = self.asked(b"P", packed(rows))
         assert kind == b"A", body
         return np.frombuffer(body, "<f8")
 
@@ -71,11 +72,15 @@ class _Client:
         return found
 
 
-def ipc(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return sink.getvalue().to_pybytes()
+def packed(rows: pa.Table) -> bytes:
+    return msgspec.msgpack.encode(list(zip(*(c.to_pylist() for c in rows.columns), strict=True)))
+
+
+def named(columns: Sequence[str], code: str = "a", artifact: str = "b") -> bytes:
+    types = {"double": "float64", "dictionary<values=string, indices=int32, ordered=0>": "string"}
+    kinds = [str(ROWS.schema.field(c).type) for c in columns]
+    inputs = [[c, types.get(k, k)] for c, k in zip(columns, kinds, strict=True)]
+    return json.dumps({"code": code, "artifact": artifact, "inputs": inputs}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +90,8 @@ def loaded(network: Predictor) -> Iterator[_Client]:
     loop = threading.Thread(target=serve, args=(theirs, lambda code, artifact: network))
     loop.start()
     client = _Client(ours)
-    assert client.receive() == (b"H", b'{"protocol": 1}')
-    kind, body = client.asked(b"L", json.dumps({"code": "a", "artifact": "b"}).encode())
+    assert client.receive() == (b"H", b'{"protocol": 2}')
+    kind, body = client.asked(b"L", named(network.inputs.columns))
     assert (kind, json.loads(body)) == (b"R", {"manifest": network.manifest.digest})
     yield client
     ours.close()
@@ -118,7 +123,7 @@ def test_no_frame_ends_the_loop(loaded: _Client, network: Predictor, frames: lis
 def test_damaged_rows_are_refused_or_scored_and_never_end_the_loop(
     loaded: _Client, network: Predictor, data: st.DataObject
 ) -> None:
-    whole = bytearray(ipc(ROWS.select(list(network.inputs.columns)).slice(0, 2)))
+    whole = bytearray(packed(ROWS.select(list(network.inputs.columns)).slice(0, 2)))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     body = bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))])
@@ -131,9 +136,11 @@ def test_damaged_rows_are_refused_or_scored_and_never_end_the_loop(
 def test_rows_that_are_no_text_are_refused_before_the_model_sees_them(loaded: _Client, network: Predictor) -> None:
     rows = ROWS.select(list(network.inputs.columns)).slice(0, 1)
     name = network.inputs.categorical[0].name
-    marked = rows.set_column(rows.column_names.index(name), name, pa.array(["MARKMARK"]))
-    kind, said = loaded.asked(b"P", ipc(marked).replace(b"MARKMARK", b"\xff\xfe\xff\xfeMARK"))
-    assert (kind, json.loads(said)["code"]) == (b"E", "malformed")
+    marked = packed(rows.set_column(rows.column_names.index(name), name, pa.array(["MARKMARK"])))
+    assert b"\xa8MARKMARK" in marked
+    for broken in (b"\xa8\xff\xfe\xff\xfeMARK", b"\xc4\x08\xff\xfe\xff\xfeMARK"):
+        kind, said = loaded.asked(b"P", marked.replace(b"\xa8MARKMARK", broken))
+        assert (kind, json.loads(said)["code"]) == (b"E", "malformed"), broken
 
 
 def test_a_frame_that_is_too_long_is_read_past_and_refused(loaded: _Client, network: Predictor) -> None:
@@ -147,11 +154,20 @@ def test_a_frame_that_is_too_long_is_read_past_and_refused(loaded: _Client, netw
     assert len(loaded.scores(ROWS.select(list(network.inputs.columns)).slice(0, 1))) == 1
 
 
+def test_rows_of_other_columns_are_refused(loaded: _Client, network: Predictor) -> None:
+    columns = list(network.inputs.columns)
+    first = ROWS.select(columns).slice(0, 1)
+    for wrong in (packed(first.select(columns[1:])), packed(first)[:-1], packed(first.select(columns[::-1]))):
+        assert json.loads(loaded.asked(b"P", wrong)[1])["code"] == "malformed"
+
+
 def test_a_missing_input_is_refused_by_name(loaded: _Client, network: Predictor) -> None:
-    first = network.inputs.columns[0]
-    kind, said = loaded.asked(b"P", ipc(ROWS.select([c for c in network.inputs.columns if c != first])))
+    first, *others = network.inputs.columns
+    assert loaded.asked(b"L", named(others))[0] == b"R"
+    kind, said = loaded.asked(b"P", packed(ROWS.select(others)))
     assert kind == b"E"
     assert (json.loads(said)["code"], first in json.loads(said)["message"]) == ("refused", True)
+    assert loaded.asked(b"L", named(network.inputs.columns))[0] == b"R"
 
 
 def test_what_the_model_raises_is_told_and_the_next_frame_answered() -> None:
@@ -167,10 +183,10 @@ def test_what_the_model_raises_is_told_and_the_next_frame_answered() -> None:
     with closing(ours):
         client = _Client(ours)
         client.receive()
-        assert json.loads(client.asked(b"P", ipc(ROWS.slice(0, 1)))[1])["code"] == "malformed", "nothing is loaded"
-        client.asked(b"L", b'{"code": "a", "artifact": "b"}')
+        assert json.loads(client.asked(b"P", b"\x91\x91\x01")[1])["code"] == "malformed", "nothing is loaded"
+        client.asked(b"L", b'{"code": "a", "artifact": "b", "inputs": [["x", "int64"]]}')
         for _ in range(2):
-            assert json.loads(client.asked(b"P", ipc(ROWS.slice(0, 1)))[1]) == {
+            assert json.loads(client.asked(b"P", b"\x91\x91\x01")[1]) == {
                 "code": "raised",
                 "message": "ZeroDivisionError: 1 rows",
             }
@@ -202,10 +218,9 @@ def test_the_process_scores_with_the_code_it_is_told_and_dies_with_its_parent(fo
     with closing(ours):
         client = _Client(ours)
         client.receive()
-        kind, said = client.asked(b"L", json.dumps({"code": str(folder), "artifact": str(folder / "network")}).encode())
+        kind, said = client.asked(b"L", named(network.inputs.columns, str(folder), str(folder / "network")))
         assert (kind, json.loads(said)["code"]) == (b"E", "refused"), "no trainer of another tree takes its place"
-        place = {"code": str(ROOT), "artifact": str(folder / "network")}
-        kind, said = client.asked(b"L", json.dumps(place).encode())
+        kind, said = client.asked(b"L", named(network.inputs.columns, str(ROOT), str(folder / "network")))
         assert kind == b"R", said
         inputs = ROWS.select(list(network.inputs.columns)).slice(0, 5)
         assert client.scores(inputs).tobytes() == network.score(inputs).probability.tobytes()
