@@ -185,7 +185,9 @@ class PodWorker:
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                # The deletion of a pod that has not started cancels its life.
+                if not task.cancelled():
+                    task.result()
             await deletion
         finally:
             await self._close(deletion, life)
