@@ -8,9 +8,11 @@ What is behind the kubeconfig does not matter here:
 | HEADWAY_TEST_IMAGE | the image of training pods |
 | HEADWAY_TEST_STORE | a folder that tests and pods see under the same path; without it a temporary one |
 | HEADWAY_TEST_FAULTS | a file through which faults are made; tests that need one are skipped without it |
+| HEADWAY_TEST_PATIENCE_S | how long a test waits for what has to come, 180 s |
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from kubernetes.client.exceptions import ApiException
 ROOT = Path(__file__).parents[2]
 NO_IMAGE = "headway/trainer@sha256:" + "0" * 64
 # How long to wait for what should come; it says nothing about speed.
-PATIENCE_S = 180.0
+PATIENCE_S = float(os.environ.get("HEADWAY_TEST_PATIENCE_S", "180"))
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ _GIVEN = {name: value for name, value in os.environ.items() if name.startswith("
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The cluster that the environment names, or else a double of this test worker."""
-    folder = Path(tempfile.mkdtemp(prefix="hwk"))
+    # Not below /tmp: pods have a volume of their own there.
+    folder = Path(tempfile.mkdtemp(prefix="hwk", dir="/var/tmp"))
     store = Path(_GIVEN.get("HEADWAY_TEST_STORE") or folder / "store")
     store.mkdir(exist_ok=True)
     try:

@@ -136,9 +136,6 @@ def obey(order: Mapping[str, Any]) -> None:
             fail(order["code"], f"told to exit with {order['code']}")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "kill_node":
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "flood":
