@@ -51,6 +51,8 @@ def render(settings: Settings, spec: str, backend: str, profile: Path | None, ou
     from headway.training.kubernetes.platform import example, load_platform
 
     file = profile or settings.platform_file
+    if file is None:
+        click.echo("no platform profile is named (--platform, HEADWAY_PLATFORM): an example is used", err=True)
     platform = example() if file is None else load_platform(file)
     attempt, run_spec = _of_file(settings, Path(spec)) if Path(spec).is_file() else _of_run(settings, spec)
     text = as_yaml(documents(settings, backend, attempt, run_spec, platform))
@@ -112,12 +114,15 @@ def _of_run(settings: Settings, reference: str) -> tuple[AttemptSpec, RunSpec]:
     """The newest attempt of a run of the catalog."""
     from headway.cli.runs import find_run
     from headway.services import open_services
-    from trainer.spec import parse_run
+    from trainer.spec import parse_attempt, parse_run
 
     with open_services(settings) as services:
         run = find_run(services, reference)
         spec = parse_run(services.store.get_bytes(run.facts.spec_digest))
-    return _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token), spec
+    attempt = _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token)
+    submitted = Path(attempt.run_dir) / "attempts" / str(attempt.attempt) / "attempt.json"
+    # What was sent, where it was; it holds the variables of the day.
+    return (parse_attempt(submitted.read_bytes()) if submitted.exists() else attempt), spec
 
 
 def _attempt(settings: Settings, spec: RunSpec, run_id: str, number: int, token: int) -> AttemptSpec:

@@ -1,5 +1,6 @@
 """One rank's output, followed while it is printed, over a gang restart, to the end of the run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,5 +65,12 @@ def test_a_rank_is_followed_over_a_restart_to_the_end(
         assert job["metadata"]["annotations"]["headway.dev/run-id"] == run_id
         assert job["metadata"]["labels"]["headway.dev/attempt"] == "2"
         assert f"{launcher.run_dir(run_id)}/attempts/2/attempt.json" in shown.stdout
+        sent = launcher.run_dir(run_id) / "attempts" / "2" / "attempt.json"
+        assert (
+            json.loads(sent.read_bytes())["environment"].items()
+            <= {
+                entry["name"]: entry.get("value") for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]
+            }.items()
+        )
         assert service["metadata"]["name"] == job["metadata"]["name"]
         assert "ModuleNotFoundError" in "".join(follow_rank_log(services, launcher, run, 1))

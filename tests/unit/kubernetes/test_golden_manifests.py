@@ -146,6 +146,7 @@ def test_without_a_profile_an_example_is_rendered_to_a_file(tmp_path: Path) -> N
     out = tmp_path / "job.yaml"
     result = kube(tmp_path, str(CASES / "spec.json"), "--out", str(out))
     assert result.exit_code == 0, result.output
+    assert "an example is used" in result.stderr
     assert [document["kind"] for document in yaml.safe_load_all(out.read_text())] == ["Job", "Service"]
     assert not (tmp_path / "home").exists()
 
