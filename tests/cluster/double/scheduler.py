@@ -234,12 +234,7 @@ class Scheduler:
         done["lastTransitionTime"] = stamp(self._store.clock.now())
         status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}
         pod["status"] = {**status, "conditions": [*conditions, done]}
-        if hasattr(self._store, "bind"):
-            self._store.bind(pod)
-        else:
-            self._store.update("pods", copy.deepcopy(pod))
-            pod["metadata"].pop("resourceVersion")
-            self._store.update("pods", pod, status=True)
+        self._store.bind(pod)
         meta = pod["metadata"]
         words = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
         self._store.record_event(pod, "Normal", "Scheduled", words, _NAME, action="Binding")

@@ -292,6 +292,17 @@ class Store:
             return self._end(resource, new, old)
         return self._write(resource, "MODIFIED", new, old)
 
+    def bind(self, pod: Object) -> Object:
+        """Write `spec.nodeName` and the status of a pod at once, as the binding of a pod does."""
+        resource = RESOURCES["pods"]
+        old = self._objects["pods"].get(self._key(resource, pod))
+        if old is None:
+            raise not_found(resource, pod["metadata"]["name"])
+        new = copy.deepcopy(old)
+        new["spec"]["nodeName"] = pod["spec"]["nodeName"]
+        new["status"] = copy.deepcopy(pod["status"])
+        return self._write(resource, "MODIFIED", new, old)
+
     def delete(
         self,
         plural: str,
@@ -326,7 +337,14 @@ class Store:
             if changed and old["metadata"].get("deletionTimestamp") is None and resource.generation:
                 new["metadata"]["generation"] = new["metadata"].get("generation", 0) + 1
             return new if dry_run or not changed else self._write(resource, "MODIFIED", new, old)
-        gone = copy.deepcopy(old) if dry_run else self._end(resource, copy.deepcopy(old), old)
+        last = old
+        if plural == "pods" and changed and not dry_run:
+            # Pods always go gracefully: the mark is written before they are gone, even without grace.
+            if "deletionTimestamp" not in old["metadata"]:
+                new["metadata"]["generation"] = new["metadata"].get("generation", 0) + 1
+            self._write(resource, "MODIFIED", new, old)
+            last = new
+        gone = copy.deepcopy(old) if dry_run else self._end(resource, copy.deepcopy(last), last)
         if resource.returned:
             return gone
         details = {**_details(resource, name), "uid": old["metadata"]["uid"]}
