@@ -31,6 +31,7 @@ from headway.training.kubernetes.facts import AttemptFacts, Heard
 from headway.training.kubernetes.logs import LogKeeper
 from headway.training.kubernetes.manifest import owned_by, render
 from headway.training.kubernetes.names import (
+    JOB_LABEL,
     RUN_ID,
     TOKEN,
     attempt_labels,
@@ -201,7 +202,8 @@ class KubernetesLauncher:
         """
         deadline = time.monotonic() + KILL_S
         asked: set[str] = set()
-        while left := self._blocking(run_id, attempt):
+        owners: set[str] = set()
+        while left := self._blocking(run_id, attempt, owners):
             for resource, item in left:
                 if (uid := item["metadata"]["uid"]) not in asked:
                     asked.add(uid)
@@ -221,8 +223,7 @@ class KubernetesLauncher:
         if torn:
             logger.warning("the logs of pods %s of attempt %s/%d could not be kept whole", torn, run_id, attempt)
         for resource, item in self._objects(run_id, attempt):
-            if resource != "pods":
-                self._delete(item["metadata"]["name"], item["metadata"]["uid"], resource)
+            self._delete(item["metadata"]["name"], item["metadata"]["uid"], resource)
 
     def strays(self) -> Sequence[Stray]:
         """Return every Job, Service and pod of this instance that is not being deleted, of any attempt."""
@@ -286,8 +287,7 @@ class KubernetesLauncher:
         def ours(found: Document) -> bool:
             if not bears(found, labels):
                 raise _somebody_elses("Service", name, found)
-            owners = [owner["uid"] for owner in found["metadata"].get("ownerReferences") or []]
-            if owner_uid in owners:
+            if owner_uid in _owners(found):
                 return not found["metadata"].get("deletionTimestamp")
             # Of an earlier Job of this name, and about to be collected.
             self._delete(name, found["metadata"]["uid"], "services")
@@ -442,21 +442,27 @@ class KubernetesLauncher:
         return self._cluster.list("pods", labels=_selected(self._labels(run_id, attempt))).items
 
     def _objects(self, run_id: str, attempt: int) -> list[tuple[str, Document]]:
-        """Every object of the attempt, the Job first: its controller would replace a pod that is deleted before it."""
+        """The Job and the Service of the attempt."""
         labels = _selected(self._labels(run_id, attempt))
         return [
             (resource, item)
-            for resource in ("jobs", "services", "pods")
+            for resource in ("jobs", "services")
             for item in self._cluster.list(resource, labels=labels).items
         ]
 
-    def _blocking(self, run_id: str, attempt: int) -> list[tuple[str, Document]]:
-        """What is left of the attempt, without the pods that nobody is there to end."""
-        return [
-            (resource, item)
-            for resource, item in self._objects(run_id, attempt)
-            if resource != "pods" or not self._is_left_alone(pod_fact(item))
-        ]
+    def _blocking(self, run_id: str, attempt: int, owners: set[str]) -> list[tuple[str, Document]]:
+        """What is left of the attempt, without the pods that nobody is there to end.
+
+        The Job comes first: its controller would replace a pod that is deleted before it. `owners` gathers the uids of
+        its Jobs, for pods that bear none of our labels.
+        """
+        left = self._objects(run_id, attempt)
+        owners |= {item["metadata"]["uid"] for resource, item in left if resource == "jobs"}
+        name = job_name(self._instance, self._tenant, run_id, attempt)
+        made = self._cluster.list("pods", labels=f"{JOB_LABEL}={name}").items
+        pods = {item["metadata"]["uid"]: item for item in self._pods(run_id, attempt)}
+        pods |= {item["metadata"]["uid"]: item for item in made if owners & _owners(item)}
+        return left + [("pods", item) for item in pods.values() if not self._is_left_alone(pod_fact(item))]
 
     def _is_left_alone(self, pod: PodFact) -> bool:
         if pod.deleted_at is None or not pod.host:
@@ -498,6 +504,10 @@ def _somebody_elses(kind: str, name: str, found: Mapping[str, Any]) -> LaunchRef
         f"{kind} {name} exists and is not this attempt's: its token is {labels.get(TOKEN)!r}, its labels are {labels}",
         "it belongs to another submission or another user: delete it, or use another namespace",
     )
+
+
+def _owners(item: Mapping[str, Any]) -> set[str]:
+    return {owner["uid"] for owner in item["metadata"].get("ownerReferences") or []}
 
 
 def _selected(labels: Mapping[str, str]) -> str:

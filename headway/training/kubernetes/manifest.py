@@ -22,7 +22,7 @@ from trainer.spec import AttemptSpec, ExitCode, RunSpec
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 # Nodes keep the run's own grace; the kubelet's SIGKILL must come later than their last event.
-GRACE_MARGIN_S = 2
+GRACE_MARGIN_S = 1
 
 
 class Rendered(NamedTuple):

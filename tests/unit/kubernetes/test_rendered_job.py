@@ -129,7 +129,7 @@ def test_ranks_get_the_grace_that_the_run_gives_them() -> None:
     with pytest.raises(ManifestInvalid) as refused:
         rendered(platform_with(grace_s=10))
     assert "terminationGracePeriodSeconds" in refused.value.message
-    assert pod_of(rendered(platform_with(grace_s=12)).job)["terminationGracePeriodSeconds"] == 12
+    assert pod_of(rendered(platform_with(grace_s=11)).job)["terminationGracePeriodSeconds"] == 11
 
 
 def test_e05_another_attempt_is_another_job() -> None:
