@@ -131,9 +131,7 @@ class KubernetesLauncher:
         if facts.final() is not None:
             return
         if marker is not None and marker.submitted:
-            found = self._found("jobs", names.name)
-            if found is not None and found["metadata"]["uid"] != marker.uid:
-                raise _another(names.name, found, marker)
+            self._refuse_another(self._found("jobs", names.name), marker)
             return
         if facts.wished():
             self._end_before_start(facts)
@@ -268,6 +266,14 @@ class KubernetesLauncher:
         words = "cancelled before it started"
         facts.write_final(End(int(ExitCode.PREEMPTED), words, "cancelled", (), 0.0, now_us(), cancelled=True))
 
+    def _refuse_another(self, found: Document | None, marker: Marker | None) -> None:
+        """Refuse a Job that bears the attempt's name and labels, and is not the one that was made for it."""
+        if found is not None and marker is not None and found["metadata"]["uid"] != marker.uid:
+            raise LaunchRefused(
+                f"Job {marker.name} has uid {found['metadata']['uid']}; the one made for this attempt had {marker.uid}",
+                "somebody made another one under its name: delete that, and reconcile again",
+            )
+
     def _make_job(self, body: Document, marker: Marker | None) -> Document:
         """Create the Job, or adopt the one that an earlier submission of the same attempt created."""
         name = body["metadata"]["name"]
@@ -275,8 +281,7 @@ class KubernetesLauncher:
         def ours(found: Document) -> bool:
             if not bears(found, body["metadata"]["labels"]) or not _same_annotations(found, body):
                 raise _somebody_elses("Job", name, found)
-            if marker is not None and found["metadata"]["uid"] != marker.uid:
-                raise _another(name, found, marker)
+            self._refuse_another(found, marker)
             return not found["metadata"].get("deletionTimestamp")
 
         return self._make("jobs", body, ours)
@@ -489,13 +494,6 @@ class KubernetesLauncher:
 def _same_annotations(found: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
     given = found["metadata"].get("annotations") or {}
     return all(given.get(name) == value for name, value in body["metadata"]["annotations"].items())
-
-
-def _another(name: str, found: Mapping[str, Any], marker: Marker) -> LaunchRefused:
-    return LaunchRefused(
-        f"Job {name} has uid {found['metadata']['uid']}; the one made for this attempt had {marker.uid}",
-        "somebody made another one under its name: delete that, and reconcile again",
-    )
 
 
 def _somebody_elses(kind: str, name: str, found: Mapping[str, Any]) -> LaunchRefused:
