@@ -447,6 +447,19 @@ def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], tol
     assert told in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"training__gpu": {"resource": "amd.com/gpu", "count": 8}}, "kueue.quota has no amd.com/gpu"),
+        ({"kueue__priority": "urgent"}, "kueue.priorities has prod, research"),
+    ],
+    ids=["a GPU without quota", "a priority that nobody makes"],
+)
+def test_values_that_contradict_each_other_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=told):
+        manifests(merged(example_values(), **change))
+
+
 def test_the_defaults_alone_are_refused_with_everything_that_is_missing() -> None:
     with pytest.raises(helm_python.HelmValuesError) as refusal:
         manifests({})
