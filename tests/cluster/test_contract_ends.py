@@ -64,7 +64,7 @@ def test_a_lost_kubelet_is_given_up_and_its_rank_can_write_nothing_more(
 ) -> None:
     """The node's kubelet is killed and its containers run on: attempt 2 starts elsewhere, and attempt 1 is fenced."""
     bench.changes.update(grace_s=6, node_lost_after_s=5)
-    run_id = bench.start(max_attempts=1, orders={"hold": True})
+    run_id = bench.start(max_attempts=1, grace_s=3.0, orders={"hold": True})
     bench.stepping(run_id, steps=2)
     lost = bench.pods()[1]["spec"]["nodeName"]
     assert lost in three_nodes
@@ -89,7 +89,7 @@ def test_a_lost_kubelet_is_given_up_and_its_rank_can_write_nothing_more(
 def test_a_partition_is_found_by_the_hang_detector(bench: ClusterBench, faults: Faults, three_nodes: list[str]) -> None:
     """One node hears nobody: rank 0 stands still, and the attempt ends though no process died."""
     bench.changes.update(grace_s=6, node_lost_after_s=5)
-    run_id = bench.start(hang_floor_s=4.0, orders={"hold": True})
+    run_id = bench.start(hang_floor_s=4.0, grace_s=3.0, orders={"hold": True})
     bench.stepping(run_id, steps=2)
     cut = bench.pods()[1]["spec"]["nodeName"]
     assert cut in three_nodes
