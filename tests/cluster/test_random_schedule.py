@@ -22,6 +22,7 @@ import pytest
 from support.cluster_bench import ClusterBench, make_bench
 from support.cluster_child import start
 from support.cluster_sound import assert_sound, steps_of
+from support.host_processes import host_pids
 from support.postgres import Postgres
 
 from headway.errors import HeadwayError
@@ -137,13 +138,17 @@ class Schedule:
                 os.kill(pid, number)
 
     def rank(self) -> None:
-        """Have a rank of the newest attempt die at its next step."""
+        """Have a rank of the newest attempt die at its next step, or kill the process that keeps it."""
         folder = self.bench.run_dir(self.run_id) / "attempts"
-        numbers = [int(path.name) for path in folder.glob("*")] if folder.exists() else []
-        hold = len(self.told) < RELEASED_AT
-        who, how = self.random.choice("01"), self.random.choice(("kill", "kill_node"))
-        ranks = {who: {"attempts": [max(numbers, default=1)], "do": how}}
-        self.bench.order(self.run_id, hold=hold, steps=20, ranks=ranks)
+        newest = max((int(path.name) for path in folder.glob("*")), default=1)
+        node = self.random.choice((0, 1))
+        if self.random.random() < 0.5:
+            ranks = {str(node): {"attempts": [newest], "do": "kill"}}
+            self.bench.order(self.run_id, hold=len(self.told) < RELEASED_AT, steps=20, ranks=ranks)
+            return
+        for pid in host_pids(self.bench.attempt_file(self.run_id, newest), node):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def pod(self) -> None:
         """Delete a pod, as somebody with kubectl does."""
