@@ -20,13 +20,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.http_load import Load, closed_loop, cpu_seconds, open_loop, request_bytes
 from headway.cli.ui import free_port
 from headway.datasets.zones import DAY_US
 from headway.features.online import online_store_for
+from headway.features.online.answer import OnlineFeatures
 from headway.features.online.scopes import entity_of, scopes_of
 from headway.features.online.store import StoreKey
 from headway.features.online.sync import sync_online
@@ -36,12 +41,18 @@ from headway.loading import Pipeline, load_pipeline
 from headway.replay.events import Asked, events_of, partitions_between
 from headway.replay.home import copy_home
 from headway.services import Services, open_services
-from headway.serving.http.v2 import request_body
+from headway.serving.http.limits import Limits
+from headway.serving.http.v2 import read_inference, request_body
+from headway.serving.live.spool import Spool
 from headway.world import move_clock, replayed_time
+
+if TYPE_CHECKING:
+    from headway.serving.live.types import Served
 
 PIPELINE = "flight_delay"
 _ENTITIES = 10
 _READS = 2_000
+_TOGETHER = 16
 # How far back the events lie that are asked for.
 _BACK = 3 * DAY_US
 _ECHO = """
@@ -76,9 +87,10 @@ class Server:
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU microseconds of the server process per request, and requests per second, one value per round."""
+    """CPU microseconds per request of the server process and of those it started, and requests per second, by round."""
 
     cpu_us: list[float]
+    model_us: list[float]
     rate: list[float]
 
 
@@ -100,6 +112,7 @@ def main() -> int:
         with _echo(Path(folder), bodies) as echo, _headway(settings, Path(folder), bodies) as headway:
             _print_costs(_measure([echo, headway], arguments), arguments)
             _print_latency(headway, arguments)
+        _print_parts(settings, pipeline, bodies, moment)
         _print_reads(settings, pipeline, events)
     return 0
 
@@ -180,23 +193,30 @@ def _measure(servers: Sequence[Server], arguments: argparse.Namespace) -> dict[t
             closed_loop(server.port, server.requests, max(100, arguments.requests // 5), connections)
         for _ in range(arguments.rounds):
             for server in servers:
-                before = cpu_seconds(server.pid)
+                before, model = cpu_seconds(server.pid), _of_children(server.pid)
                 load = closed_loop(server.port, server.requests, arguments.requests, connections)
                 if load.failed:
                     sys.exit(f"error: {server.name} failed {load.failed} of {arguments.requests} requests")
-                cost = found.setdefault((server.name, connections), Cost([], []))
+                cost = found.setdefault((server.name, connections), Cost([], [], []))
                 cost.cpu_us.append(1e6 * (cpu_seconds(server.pid) - before) / arguments.requests)
+                cost.model_us.append(1e6 * (_of_children(server.pid) - model) / arguments.requests)
                 cost.rate.append(load.rate)
     return found
 
 
+def _of_children(pid: int) -> float:
+    listed = (folder / "children" for folder in Path(f"/proc/{pid}/task").iterdir())
+    return sum(cpu_seconds(int(child)) for file in listed for child in file.read_text().split())
+
+
 def _print_costs(costs: dict[tuple[str, int], Cost], arguments: argparse.Namespace) -> None:
     print(f"\nCPU of the server process per request, medians of {arguments.rounds} rounds in turns")
-    print(f"{'server':<16} {'connections':>11} {'CPU us':>9} {'requests/s':>11} {'times the echo':>15}")
+    print(f"{'server':<16} {'connections':>11} {'CPU us':>9} {'model us':>9} {'requests/s':>11} {'times the echo':>15}")
     for (name, connections), cost in costs.items():
         floor = float(np.median(costs[("bare ASGI echo", connections)].cpu_us))
         cpu = float(np.median(cost.cpu_us))
-        print(f"{name:<16} {connections:>11} {cpu:>9.0f} {np.median(cost.rate):>11.0f} {cpu / floor:>14.1f}x")
+        model, rate = np.median(cost.model_us), np.median(cost.rate)
+        print(f"{name:<16} {connections:>11} {cpu:>9.0f} {model:>9.0f} {rate:>11.0f} {cpu / floor:>14.1f}x")
     print("goal: whole path without model compute <= 4x the echo")
 
 
@@ -205,6 +225,50 @@ def _print_latency(server: Server, arguments: argparse.Namespace) -> None:
     load: Load = open_loop(server.port, server.requests, peak / 2, arguments.seconds, 64)
     print(f"\nopen loop at {peak / 2:.0f} requests/s, half of the peak of {peak:.0f}, for {arguments.seconds:.0f} s")
     print(f"p50 {load.quantile(0.5):.2f} ms, p99 {load.quantile(0.99):.2f} ms, {load.failed} failed")
+
+
+def _print_parts(settings: Settings, pipeline: Pipeline, bodies: Sequence[bytes], now: int) -> None:
+    """What the parts of an answer cost this process, without HTTP, threads and sockets: rows one by one, and 16."""
+    print("\nCPU us per row of the parts, computed alone and 16 at once")
+    with closing(online_store_for(settings)) as online, tempfile.TemporaryDirectory() as folder:
+        features = OnlineFeatures(pipeline, online, settings.tenant)
+        derived = compile_plan(pipeline).derived.values()
+        spool = Spool(Path(folder))
+        encode = msgspec.msgpack.Encoder().encode
+        served = cast("Served", SimpleNamespace(spec=pipeline.spec))
+        asked = [read_inference(body, None, served, Limits()).rows for body in bodies]
+        parts: dict[str, list[float]] = {}
+        for size in (1, _TOGETHER):
+            tables = [pa.concat_tables(asked[i : i + size]) for i in range(0, len(asked), size)]
+            computed = [features.compute(table, now) for table in tables]
+            read = [c.values for c in computed]
+            work: dict[str, Callable[[], object]] = {
+                "read the request": lambda: [read_inference(b, None, served, Limits()) for b in bodies],
+                "features": lambda tables=tables: [features.compute(t, now) for t in tables],
+                "of which the pipeline's own functions": lambda read=read: [
+                    d.function(values.select(list(d.inputs))) for values in read for d in derived
+                ],
+                "a frame to the model": lambda computed=computed: [encode(c.rows) for c in computed],
+                "log": lambda computed=computed: [
+                    spool.append([encode(row) for row in c.rows], 2**40) for c in computed
+                ],
+            }
+            for name, call in work.items():
+                parts.setdefault(name, []).append(_thread_us(call) / len(bodies))
+        spool.close()
+    for name, (alone, together) in parts.items():
+        print(f"{name:<40} {alone:>8.0f} {together:>8.0f}")
+
+
+def _thread_us(work: Callable[[], object]) -> float:
+    """CPU microseconds of this thread, the median of some calls after a first one."""
+    work()
+    times: list[float] = []
+    for _ in range(5):
+        started = time.thread_time()
+        work()
+        times.append(1e6 * (time.thread_time() - started))
+    return float(np.median(times))
 
 
 def _print_reads(settings: Settings, pipeline: Pipeline, events: Sequence[Asked]) -> None:

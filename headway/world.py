@@ -13,6 +13,7 @@ from headway.catalog.clock import Clock, system_clock, utc_text
 from headway.errors import HeadwayError
 
 FORMAT = "headway.clock/1"
+SETTLED_US = 1_000_000
 
 
 class ClockUnusable(HeadwayError):
@@ -24,15 +25,28 @@ class ClockMovesBack(HeadwayError):
 
 
 def world_clock(file: Path) -> Clock:
-    """A clock that reads `file` at every call, and answers the machine's time while there is none.
+    """A clock that looks at `file` at every call, and answers the machine's time while there is none.
+
+    The file is replaced as a whole when the clock moves, so it is read again only when it is another one. One that was
+    written a moment ago is always read: times of files are coarse, and a file's number is used again.
 
     Raises, when called:
         ClockUnusable: the file has another form.
     """
+    read: tuple[tuple[int, ...], int | None] = ((), None)
 
     def now() -> int:
-        held = replayed_time(file)
-        return system_clock() if held is None else held
+        nonlocal read
+        try:
+            found = file.stat()
+        except OSError:
+            held = replayed_time(file)
+            return system_clock() if held is None else held
+        mark = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_dev)
+        if read[0] != mark:
+            settled = system_clock() - found.st_mtime_ns // 1_000 > SETTLED_US
+            read = (mark if settled else (), replayed_time(file))
+        return system_clock() if read[1] is None else read[1]
 
     return now
 

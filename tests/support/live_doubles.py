@@ -48,6 +48,7 @@ class EchoFeatures:
         found = [self.views(x) for x in xs]
         return SimpleNamespace(
             requests=requests,
+            asked=[(x,) for x in xs],
             schema=pa.schema({"x": pa.int64()}),
             rows=[(x,) for x in xs],
             moments=[now] * len(xs),

@@ -28,7 +28,7 @@ from headway.features.online.derived import derived_values
 from headway.features.online.entity_rows import EntityRows, ScopePlan, whole_table
 from headway.features.online.layout import layout_of
 from headway.features.online.pins import Pins, in_reach, pins_of, seen_of
-from headway.features.online.plain import plain_column, table_of, typed_column
+from headway.features.online.plain import plain_column, plain_rows, table_of, typed_column
 from headway.features.online.scopes import (
     WHOLE_SOURCE,
     Scope,
@@ -71,11 +71,13 @@ ENTITIES_KEPT = 20_000
 class OnlineComputed:
     """Features of requests, in the order of the requests, with the state that they rest on.
 
-    `requests` are as they may be kept. `rows` holds the feature values of each request as plain values, in the columns
-    of `schema`; `values` is the same as `ComputedRequests` has it. `moments` are the observations, microseconds UTC.
+    `requests` are as they may be kept, `asked` their rows as plain values. `rows` holds the feature values of each
+    request as plain values, in the columns of `schema`; `values` is the same as `ComputedRequests` has it. `moments`
+    are the observations, microseconds UTC.
     """
 
     requests: pa.Table
+    asked: Sequence[tuple[Any, ...]]
     schema: pa.Schema
     rows: Sequence[tuple[Any, ...]]
     moments: Sequence[int]
@@ -229,8 +231,10 @@ class OnlineFeatures:
                 hidden = _hidden(spec, pinned, lookup.source)
                 for row in rows:
                     of_view[row] = _incompleteness(lookup, hidden, watermarks.get(lookup.source), observed[row])
+        kept = as_kept(spec, requests) if self._personal else requests
         return OnlineComputed(
-            requests=as_kept(spec, requests) if self._personal else requests,
+            requests=kept,
+            asked=plain_rows(kept) if self._personal else list(zip(*asked.values(), strict=True)),
             schema=self._layout.schema,
             rows=self._laid_out(labels, views, functions, behind),
             moments=observed,

@@ -40,6 +40,10 @@ from headway.features.kernel.compiled import (
 from headway.features.kernel.jit import Flags, Floats, Ints, compiled
 from trainer.blobs import digest_bytes
 
+# What is counted, beside the kernel's aggregates.
+ROWS = -1
+WITH_VALUE = -2
+
 
 def _of_kernel(digest: str) -> Callable[..., None]:
     """The loop. Machine code is kept by source and captured values, so another kernel compiles it anew."""
@@ -52,22 +56,22 @@ def _of_kernel(digest: str) -> Callable[..., None]:
         time: int,
         q: int,
         durations: Ints,
-        wanted: Flags,
+        features: Ints,
         counts: Ints,
         out: Floats,
+        null: Flags,
     ) -> None:
         """Answer one observation over the rows of one key as `aggregate` does, in one pass from the newest row back.
 
         `times` is (event time, availability, end; rows): what `candidates` keeps, in rank order. `values` and `missing`
-        are (columns, rows), `units` is (low, limbs, square limbs; columns). Durations ascend. `counts` is filled with
-        (rows, newest event time, values of each column; durations), `out` with (columns, aggregates, durations), both
-        where `wanted` (columns, aggregates and last their number of values) says so.
+        are (columns, rows), `units` is (low, limbs, square limbs; columns). Durations ascend. `features` is (features;
+        column, aggregate or `ROWS` or `WITH_VALUE`, duration, least number of values). `counts` is filled with (rows,
+        newest event time; durations), `out` and `null` with the value of each feature, and whether it is null.
         """
         _ = digest
         event = times[0]
-        n = np.int64(event.shape[0])
         upper = np.int64(0)
-        above = n
+        above = np.int64(event.shape[0])
         while upper < above:
             middle = (upper + above) >> 1
             if event[middle] <= q:
@@ -77,19 +81,26 @@ def _of_kernel(digest: str) -> Callable[..., None]:
         state = np.empty(5, np.int64)
         extremes = np.empty(2, np.float64)
         for c in range(values.shape[0]):
-            if c > 0 and not wanted[c].any():
+            summed = squared = apart = asked = False
+            for f in range(features.shape[0]):
+                if features[f, 0] == c:
+                    asked = True
+                    summed = summed or features[f, 1] == SUM or features[f, 1] == MEAN
+                    squared = squared or features[f, 1] == STD
+                    apart = apart or features[f, 1] == DISTINCT
+            if c > 0 and not asked:
                 continue
             value = values[c]
             bits = value.view(np.int64)
             low = units[0, c]
-            limbs = units[1, c] if wanted[c, SUM] or wanted[c, MEAN] or wanted[c, STD] else np.int64(0)
-            square_limbs = units[2, c] if wanted[c, STD] else np.int64(0)
+            limbs = units[1, c] if summed or squared else np.int64(0)
+            square_limbs = units[2, c] if squared else np.int64(0)
             total = np.zeros(limbs, np.int64)
             squares = np.zeros(square_limbs, np.int64)
             digits = np.empty(limbs, np.int64)
-            squared = np.empty(square_limbs, np.int64)
+            square_digits = np.empty(square_limbs, np.int64)
             spread = np.empty(max(square_limbs, 2 * limbs) + 2, np.int64)
-            scratch = n if wanted[c, DISTINCT] else np.int64(0)
+            scratch = upper if apart else np.int64(0)
             keys = np.empty(scratch, np.int64)
             keys2 = np.empty(scratch, np.int64)
             rows = np.empty(scratch, np.int32)
@@ -105,27 +116,41 @@ def _of_kernel(digest: str) -> Callable[..., None]:
                 if c == 0:
                     counts[0, d] = state[COUNT]
                     counts[1, d] = event[state[GREATEST]] if state[COUNT] > 0 else FIRST
-                counts[2 + c, d] = state[VALUES]
-                if wanted[c, SUM] or wanted[c, MEAN]:
-                    s = value_of(total, low, digits)
-                    out[c, SUM, d] = s
-                    if state[VALUES] > 0:
-                        out[c, MEAN, d] = s / state[VALUES]
-                if wanted[c, STD] and state[VALUES] > 1:
-                    out[c, STD, d] = deviation(total.copy(), squares, state[VALUES], low, digits, squared, spread)
-                out[c, DISTINCT, d] = 0.0
-                if state[VALUES] > 0:
-                    out[c, MIN, d] = extremes[0]
-                    out[c, MAX, d] = extremes[1]
-                    out[c, LEAST, d] = value[state[FIRST_VALUE]]
-                    out[c, LAST, d] = value[state[LAST_VALUE]]
-                    if wanted[c, DISTINCT]:
+                s = value_of(total, low, digits) if summed else 0.0
+                for f in range(features.shape[0]):
+                    if features[f, 0] != c or features[f, 2] != d:
+                        continue
+                    what = features[f, 1]
+                    out[f] = 0.0
+                    null[f] = state[VALUES] < features[f, 3]
+                    if what == ROWS:
+                        out[f] = state[COUNT]
+                    elif what == WITH_VALUE:
+                        out[f] = state[VALUES]
+                    elif what == SUM:
+                        out[f] = s
+                    elif null[f] or state[VALUES] == 0:
+                        continue
+                    elif what == MEAN:
+                        out[f] = s / state[VALUES]
+                    elif what == STD:
+                        of_all = total.copy()
+                        out[f] = deviation(of_all, squares, state[VALUES], low, digits, square_digits, spread)
+                    elif what == MIN:
+                        out[f] = extremes[0]
+                    elif what == MAX:
+                        out[f] = extremes[1]
+                    elif what == LEAST:
+                        out[f] = value[state[FIRST_VALUE]]
+                    elif what == LAST:
+                        out[f] = value[state[LAST_VALUE]]
+                    elif what == DISTINCT:
                         k = np.int64(0)
                         for i in range(rank, upper):
                             if times[1, i] <= q and q < times[2, i] and not missing[c, i]:
                                 keys[k] = bits[i]
                                 k += 1
-                        out[c, DISTINCT, d] = distinct(keys, k, keys2, rows, rows2)
+                        out[f] = distinct(keys, k, keys2, rows, rows2)
 
     return compiled(windows_at)
 

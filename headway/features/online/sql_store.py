@@ -58,6 +58,7 @@ SCHEMA = (
         source TEXT NOT NULL, key_columns TEXT NOT NULL, entity BYTES NOT NULL, erased_at INT8 NOT NULL,
         PRIMARY KEY (tenant, pipeline, source, key_columns, entity))""",
 )
+SEQUENCES = f"SELECT sequence, rows_sequence FROM online_state WHERE {_WHERE}"
 _READ = 'r.identity, r."partition", r.position, r.event_time, r.available_time, r.sequence, r.deleted'
 # SQLite keeps the order of a CROSS JOIN: one search by key per entity, never a walk over all rows.
 _ASKED = "r.tenant = ? AND r.pipeline = ? AND r.feature_set_version = ? AND r.scope = w.scope AND r.entity = w.entity"
@@ -90,6 +91,12 @@ class SqlStore(ABC):
     @abstractmethod
     def reading(self) -> AbstractContextManager[Session]:
         """A transaction that sees one state of the database."""
+
+    def sequences(self, key: StoreKey) -> tuple[int, int] | None:
+        """The sequences of the state and of the rows; None when there is no state."""
+        with self.reading() as session:
+            found = session.run(SEQUENCES, _of(key))
+        return (found[0][0], found[0][1]) if found else None
 
     def apply(self, key: StoreKey, change: Change) -> int:
         """As `OnlineStore.apply`."""
@@ -125,8 +132,10 @@ class SqlStore(ABC):
 
     def read(self, key: StoreKey, seen: tuple[int, int], missing: Sequence[Entity], held: Sequence[Entity]) -> Read:
         """As `OnlineStore.read`."""
+        if not missing and self.sequences(key) == seen:
+            return Read(*seen, None, {})
         with self.reading() as session:
-            found = session.run(f"SELECT sequence, rows_sequence FROM online_state WHERE {_WHERE}", _of(key))
+            found = session.run(SEQUENCES, _of(key))
             if not found:
                 return Read(0, 0, None, {})
             sequence, rows_sequence = found[0]
@@ -277,7 +286,7 @@ def _note_move(session: Session, key: StoreKey, scope: str, identity: bytes) -> 
 
 
 def _move_state(session: Session, key: StoreKey, state: OnlineState | None, *, rows: bool) -> None:
-    found = session.run(f"SELECT sequence, rows_sequence FROM online_state WHERE {_WHERE}", _of(key))
+    found = session.run(SEQUENCES, _of(key))
     sequence = found[0][0] + 1 if found else 1
     rows_sequence = sequence if rows or not found else found[0][1]
     if state is None:

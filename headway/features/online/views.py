@@ -7,10 +7,9 @@ of its windows, and a tuple. The loop chooses, adds and rounds by the kernel's o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +36,13 @@ HIT, NULL_VALUE, EXPIRED, DELETED, EMPTY, NULL_KEY, NONE_VISIBLE = (
         Reason.NONE_VISIBLE,
     )
 )
-_ROWS, _VALUES = -1, -2
 # At least so many values make an aggregate that is not null.
 _LEAST = {"count": 0, "count_value": 0, "sum": 0, "distinct": 0, "std": 2}
+# `online.compiled.ROWS` and `WITH_VALUE`, which cannot be imported without numba.
+_COUNTED = {"count": -1, "count_value": -2}
 
 
-@dataclass(frozen=True)
-class ViewCells:
+class ViewCells(NamedTuple):
     """One row of a view: its features, then the event times and the reasons that go with them, in the plan's order.
 
     `newest` is the newest event time among its cells (None: none), `answered` whether one of them found a row, `reason`
@@ -57,64 +56,31 @@ class ViewCells:
 
 
 @dataclass(frozen=True)
-class _Window:
-    """Where a window feature lies: its column, its aggregate (or what of it is counted) and its duration."""
-
-    column: int
-    aggregate: int
-    duration: int
-    least: int
-
-
-@dataclass(frozen=True)
 class ViewPlan:
-    """A view with its declaration read once.
+    """A view with its declaration read once; `names` are the columns of `ViewCells.cells`.
 
-    `features` says for each feature the column of its newest value, or its window. `groups` names the feature whose
-    event time and reason stand for each group. `names` are the columns of `ViewCells.cells`.
+    A feature has a place among the features, and a group, which has one event time and one reason. `latest` says place,
+    group and column of each newest value, `windows` place and group of each window, in the order of `aggregates` (see
+    `online.compiled.windows_at`); `groups_of_durations` the groups of each duration.
     """
 
     view: CompiledView
     names: tuple[str, ...]
-    features: tuple[str | _Window, ...]
-    groups: tuple[int, ...]
+    features: int
+    groups: int
+    latest: tuple[tuple[int, int, str], ...]
+    windows: tuple[int, ...]
+    groups_of_durations: tuple[tuple[int, ...], ...]
     durations: NDArray[np.int64]
-    wanted: NDArray[np.bool_]
-
-    @cached_property
-    def latest(self) -> tuple[str, ...]:
-        """The columns whose newest values are asked for, in the order of the features."""
-        return tuple(f for f in self.features if isinstance(f, str))
-
-    @cached_property
-    def strict(self) -> bool:
-        """Whether a row must lie before the observation."""
-        return self.view.spec.boundary == "lt"
-
-    @cached_property
-    def lookback(self) -> int | None:
-        """How far back a newest value may lie, microseconds."""
-        return None if self.view.spec.lookback is None else duration_us(self.view.spec.lookback)
-
-    @cached_property
-    def by_column(self) -> bool:
-        """Whether the newest value of a column is looked for past its nulls."""
-        return self.view.spec.null_policy == "last_known"
-
-    @cached_property
-    def ties_decided(self) -> bool:
-        """Whether rows that tie in time have a declared order."""
-        return "row_id" in self.view.spec.tie_break
-
-    @cached_property
-    def unkeyed(self) -> ViewCells:
-        """The row of an observation without a key."""
-        groups = len(self.groups)
-        nothing = (*(None,) * (len(self.features) + groups), *(NULL_KEY,) * groups)
-        return ViewCells(nothing, None, answered=False, reason=NULL_KEY)
+    aggregates: NDArray[np.int64]
+    lookback: int | None
+    strict: bool
+    by_column: bool
+    ties_decided: bool
+    unkeyed: ViewCells
 
 
-def view_plan(view: CompiledView, beside: dict[str, str], windows: Sequence[str]) -> ViewPlan:
+def view_plan(view: CompiledView, beside: Mapping[str, str], windows: Sequence[str]) -> ViewPlan:
     """Read a view's declaration once.
 
     Args:
@@ -125,25 +91,36 @@ def view_plan(view: CompiledView, beside: dict[str, str], windows: Sequence[str]
     spec = view.spec
     declared = spec.window_features()
     durations = sorted({duration_us(f.duration) for f in declared.values()})
-    wanted = np.zeros((len(windows), len(COMPUTED) + 1), dtype=np.bool_)
-    features: list[str | _Window] = []
-    for name in spec.features:
-        if name not in declared:
-            features.append(spec.latest_features()[name].latest)
-            continue
-        window = declared[name]
-        column = windows.index(window.window)
-        computed = window.aggregate in COMPUTED
-        aggregate = COMPUTED.index(window.aggregate) if computed else _ROWS if window.aggregate == "count" else _VALUES
-        wanted[column, aggregate if computed else -1] = True
-        least = _LEAST.get(window.aggregate, 1)
-        features.append(_Window(column, aggregate, durations.index(duration_us(window.duration)), least))
     names = [f"{view.name}__{f}" for f in spec.features]
-    first: dict[str, int] = {}
-    for place, name in enumerate(names):
-        first.setdefault(beside[name], place)
-    columns = (*names, *(f"{g}__event_time" for g in first), *(f"{g}__reason" for g in first))
-    return ViewPlan(view, columns, tuple(features), tuple(first.values()), np.array(durations, dtype=np.int64), wanted)
+    groups = list(dict.fromkeys(beside[name] for name in names))
+    of_durations: list[dict[int, None]] = [{} for _ in durations]
+    aggregates: list[tuple[int, int, int, int]] = []
+    for name, feature in declared.items():
+        at = durations.index(duration_us(feature.duration))
+        of_durations[at][groups.index(beside[f"{view.name}__{name}"])] = None
+        counted = _COUNTED.get(feature.aggregate)
+        aggregate = COMPUTED.index(feature.aggregate) if counted is None else counted
+        aggregates.append((windows.index(feature.window), aggregate, at, _LEAST.get(feature.aggregate, 1)))
+    nothing = (*(None,) * (len(names) + len(groups)), *(NULL_KEY,) * len(groups))
+    return ViewPlan(
+        view=view,
+        names=(*names, *(f"{g}__event_time" for g in groups), *(f"{g}__reason" for g in groups)),
+        features=len(names),
+        groups=len(groups),
+        latest=tuple(
+            (names.index(f"{view.name}__{n}"), groups.index(beside[f"{view.name}__{n}"]), f.latest)
+            for n, f in spec.latest_features().items()
+        ),
+        windows=tuple(names.index(f"{view.name}__{name}") for name in declared),
+        groups_of_durations=tuple(tuple(found) for found in of_durations),
+        durations=np.array(durations, dtype=np.int64),
+        aggregates=np.array(aggregates, dtype=np.int64).reshape(-1, 4),
+        lookback=None if spec.lookback is None else duration_us(spec.lookback),
+        strict=spec.boundary == "lt",
+        by_column=spec.null_policy == "last_known",
+        ties_decided="row_id" in spec.tie_break,
+        unkeyed=ViewCells(nothing, None, answered=False, reason=NULL_KEY),
+    )
 
 
 def answer(plan: ViewPlan, known: Known, time: int) -> ViewCells:
@@ -153,37 +130,42 @@ def answer(plan: ViewPlan, known: Known, time: int) -> ViewCells:
         UndecidedTie: the view declares no order between rows of the entity.
     """
     q = time - 1 if plan.strict and time > FIRST else time
-    newest = _newest_values(plan, known, time, q) if plan.latest else {}
-    windows = _windows(plan, known, time, q) if len(plan.durations) else ([], [])
-    cells: list[tuple[Any, int | None, str]] = []
-    for feature in plan.features:
-        if isinstance(feature, str):
-            cells.append(newest[feature])
-        else:
-            cells.append(_window_cell(feature, *windows))
-    times = [t for _, t, _ in cells if t is not None]
-    groups = plan.groups
+    values: list[Any] = [None] * plan.features
+    times: list[int | None] = [None] * plan.groups
+    reasons = [EMPTY] * plan.groups
+    if plan.latest:
+        _newest_values(plan, known, time, q, values, times, reasons)
+    if plan.windows:
+        _windows(plan, known, time, q, values, times, reasons)
     return ViewCells(
-        (*[c[0] for c in cells], *[cells[g][1] for g in groups], *[cells[g][2] for g in groups]),
-        max(times, default=None),
-        any(reason in (HIT, NULL_VALUE) for _, _, reason in cells),
-        cells[0][2],
+        (*values, *times, *reasons),
+        max((t for t in times if t is not None), default=None),
+        HIT in reasons or NULL_VALUE in reasons,
+        reasons[0],
     )
 
 
-def _newest_values(plan: ViewPlan, known: Known, time: int, q: int) -> dict[str, tuple[Any, int | None, str]]:
-    """By column: the newest value, its event time and its reason."""
-    found: dict[str, tuple[Any, int | None, str]] = {}
+def _newest_values(
+    plan: ViewPlan,
+    known: Known,
+    time: int,
+    q: int,
+    values: list[Any],
+    times: list[int | None],
+    reasons: list[str],
+) -> None:
     place, reason = -1, ""
-    for number, column in enumerate(plan.latest):
+    for number, (at, group, column) in enumerate(plan.latest):
         if number == 0 or plan.by_column:
             place, reason = _newest(plan, known, time, q, column if plan.by_column else "")
-        if reason != HIT:
-            found[column] = (None, None if place < 0 else known.event[place], reason)
+        reasons[group] = reason
+        if place < 0:
             continue
-        value = known.values[column][place]
-        found[column] = (value, known.event[place], NULL_VALUE if value is None else HIT)
-    return found
+        times[group] = known.event[place]
+        if reason == HIT:
+            value = values[at] = known.values[column][place]
+            if value is None:
+                reasons[group] = NULL_VALUE
 
 
 def _newest(plan: ViewPlan, known: Known, time: int, q: int, column: str) -> tuple[int, str]:
@@ -214,30 +196,36 @@ def _aged(plan: ViewPlan, known: Known, time: int, place: int) -> tuple[int, str
     return place, DELETED if known.deleted[place] else HIT
 
 
-def _windows(plan: ViewPlan, known: Known, time: int, q: int) -> tuple[list[list[int]], list[list[list[float]]]]:
-    """Counts and aggregates of all windows, as `windows_at` gives them."""
+def _windows(
+    plan: ViewPlan,
+    known: Known,
+    time: int,
+    q: int,
+    values: list[Any],
+    times: list[int | None],
+    reasons: list[str],
+) -> None:
     from headway.features.online.compiled import windows_at
 
     numbers = known.numbers
-    columns, durations = len(numbers.values), len(plan.durations)
-    counts = np.empty((2 + columns, durations), dtype=np.int64)
-    out = np.empty((columns, len(COMPUTED), durations), dtype=np.float64)
+    counts = np.empty((2, len(plan.durations)), dtype=np.int64)
+    out = np.empty(len(plan.aggregates), dtype=np.float64)
+    null = np.empty(len(plan.aggregates), dtype=np.bool_)
     windows_at(
-        numbers.times, numbers.values, numbers.missing, numbers.units, time, q, plan.durations, plan.wanted, counts, out
+        numbers.times,
+        numbers.values,
+        numbers.missing,
+        numbers.units,
+        time,
+        q,
+        plan.durations,
+        plan.aggregates,
+        counts,
+        out,
+        null,
     )
-    return counts.tolist(), out.tolist()
-
-
-def _window_cell(
-    feature: _Window, counts: list[list[int]], out: list[list[list[float]]]
-) -> tuple[float | None, int | None, str]:
-    at = feature.duration
-    rows, values = counts[0][at], counts[2 + feature.column][at]
-    if rows == 0:
-        return (None if feature.least else 0.0), None, EMPTY
-    event = counts[1][at]
-    if feature.aggregate == _ROWS:
-        return float(rows), event, HIT
-    if feature.aggregate == _VALUES:
-        return float(values), event, HIT
-    return (None if values < feature.least else out[feature.column][feature.aggregate][at]), event, HIT
+    for at, value, missing in zip(plan.windows, out.tolist(), null.tolist(), strict=True):
+        values[at] = None if missing else value
+    for groups, rows, event in zip(plan.groups_of_durations, *counts.tolist(), strict=True):
+        for group in groups:
+            times[group], reasons[group] = (event, HIT) if rows else (None, EMPTY)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
@@ -33,7 +34,7 @@ from headway.serving.live.types import DeadlineExceeded
 from headway.serving.requests import serving_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
     from headway.serving.http.limits import Limits
     from headway.serving.http.metrics import ServeMetrics
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _JSON = "application/json"
 _BINARY = "application/octet-stream"
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
 
 def create_app(engine: Engine, labels: Accept, limits: Limits, metrics: ServeMetrics) -> Starlette:
@@ -54,26 +56,49 @@ def create_app(engine: Engine, labels: Accept, limits: Limits, metrics: ServeMet
         metrics: where requests are counted.
     """
     routes = _Routes(engine, LabelRoute(engine, labels, limits), limits, metrics)
+    return _Application(routes)
+
+
+class _Application(Starlette):
+    """Starlette's application, past whose routing and layers an inference request goes straight to its route."""
+
+    def __init__(self, routes: _Routes) -> None:
+        super().__init__(routes=_table(routes), exception_handlers=_HANDLERS)
+        self._infer = routes.infer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _INFER.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["path_params"] = {name: value for name, value in found.groupdict().items() if value is not None}
+        request = Request(scope, receive)
+        try:
+            response = await self._infer(request)
+        except Exception as error:
+            # As Starlette does: the caller gets an answer, and the server, which logs it, the error.
+            await (await _failed(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
+def _table(routes: _Routes) -> list[Route]:
     model, versioned = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-    return Starlette(
-        routes=[
-            # Routes are tried in turn, so what is asked for most stands first.
-            Route(f"{model}/infer", routes.infer, methods=["POST"]),
-            Route(f"{versioned}/infer", routes.infer, methods=["POST"]),
-            Route("/", routes.page),
-            Route("/v2", routes.server),
-            Route("/v2/health/live", routes.live),
-            Route("/v2/health/ready", routes.ready),
-            Route(model, routes.metadata),
-            Route(versioned, routes.metadata),
-            Route(f"{model}/ready", routes.model_ready),
-            Route(f"{versioned}/ready", routes.model_ready),
-            Route("/v2/labels", routes.labels, methods=["POST"]),
-            Route("/metrics", routes.metrics),
-            Route("/openapi.json", routes.openapi),
-        ],
-        exception_handlers={Fault: _refused, HeadwayError: _refused, HTTPException: _refused, Exception: _failed},
-    )
+    return [
+        Route(f"{model}/infer", routes.infer, methods=["POST"]),
+        Route(f"{versioned}/infer", routes.infer, methods=["POST"]),
+        Route("/", routes.page),
+        Route("/v2", routes.server),
+        Route("/v2/health/live", routes.live),
+        Route("/v2/health/ready", routes.ready),
+        Route(model, routes.metadata),
+        Route(versioned, routes.metadata),
+        Route(f"{model}/ready", routes.model_ready),
+        Route(f"{versioned}/ready", routes.model_ready),
+        Route("/v2/labels", routes.labels, methods=["POST"]),
+        Route("/metrics", routes.metrics),
+        Route("/openapi.json", routes.openapi),
+    ]
 
 
 @dataclass
@@ -293,3 +318,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """A fault of ours: the caller learns that much, the log (by uvicorn, which gets the error next) the rest."""
     return _refusal(Fault(INTERNAL, "the server failed on this request; its log has the cause"))
+
+
+_HANDLERS = {Fault: _refused, HeadwayError: _refused, HTTPException: _refused, Exception: _failed}

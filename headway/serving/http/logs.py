@@ -33,6 +33,9 @@ class JsonLines(logging.Formatter):
 
 def configure(level: str) -> None:
     """Send what Headway and uvicorn log to standard error as JSON lines of `level` and above."""
+    # A line says none of these, and looking them up costs more than the line.
+    logging._srcfile = ""
+    logging.logThreads = logging.logMultiprocessing = logging.logProcesses = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     wanted = logging.getLevelNamesMapping()[level.upper()]

@@ -13,7 +13,6 @@ import pyarrow as pa
 from headway.catalog.clock import Clock, system_clock
 from headway.declaration import duration_us
 from headway.errors import HeadwayError
-from headway.features.online.plain import plain_rows
 from headway.features.online.store import OnlineNotReady
 from headway.features.online.store import OnlineUnavailable as StoreUnavailable
 from headway.serving.features import InputQuarantined
@@ -56,13 +55,18 @@ class Computed(Protocol):
         ...
 
     @property
+    def asked(self) -> Sequence[tuple[Any, ...]]:
+        """The rows of `requests` as plain values (`headway.features.online.plain`)."""
+        ...
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of the feature values."""
         ...
 
     @property
     def rows(self) -> Sequence[tuple[Any, ...]]:
-        """The feature values of each request, as plain values (`headway.features.online.plain`)."""
+        """The feature values of each request, as plain values."""
         ...
 
     @property
@@ -249,8 +253,8 @@ class Answerer:
     def _records(
         self, answered: Mapping[Asked, Sequence[Inference]], computed: _Rows, rows: Mapping[Asked, slice]
     ) -> Iterator[bytes]:
-        schema = self._schemas.keep(computed.requests.schema, computed.schema)
-        requests, values = plain_rows(computed.requests), computed.rows
+        schema = self._schemas.keep(computed.kinds, computed.schema)
+        requests, values = computed.asked, computed.rows
         now, wall = time.monotonic(), system_clock()
         for asked, inferences in answered.items():
             for number, (row, inference) in enumerate(
@@ -287,9 +291,10 @@ class Answerer:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Features of a batch's rows; `inputs_digests` names the pins that each row rests on."""
+    """Features of a batch's rows, asked in columns of `kinds`; `inputs_digests` names the pins that each rests on."""
 
-    requests: pa.Table
+    kinds: pa.Schema
+    asked: Sequence[tuple[Any, ...]]
     schema: pa.Schema
     rows: Sequence[tuple[Any, ...]]
     moments: Sequence[int]
@@ -301,9 +306,11 @@ def _together(computed: Sequence[Computed]) -> _Rows:
     first = computed[0]
     digests = [c.state.inputs_digest for c in computed for _ in c.rows]
     if len(computed) == 1:
-        return _Rows(first.requests, first.schema, first.rows, first.moments, first.freshness, digests)
+        kinds = first.requests.schema
+        return _Rows(kinds, first.asked, first.schema, first.rows, first.moments, first.freshness, digests)
     return _Rows(
-        requests=pa.concat_tables([c.requests for c in computed]),
+        kinds=first.requests.schema,
+        asked=[row for c in computed for row in c.asked],
         schema=first.schema,
         rows=[row for c in computed for row in c.rows],
         moments=[moment for c in computed for moment in c.moments],

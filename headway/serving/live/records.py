@@ -91,8 +91,7 @@ class Schemas:
     def keep(self, requests: pa.Schema, values: pa.Schema) -> str:
         """Keep the columns of both tables, once; return their name. Raises `OSError`."""
         for asked, computed, name in self._written:
-            same = asked is requests and computed is values
-            if same or (asked.equals(requests) and computed.equals(values)):
+            if (computed is values or computed.equals(values)) and asked.equals(requests):
                 return name
         data = pa.schema([_nested("requests", requests), _nested("values", values)]).serialize().to_pybytes()
         name = digest_bytes(data).removeprefix("sha256:")[:32]
