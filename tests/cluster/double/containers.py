@@ -22,7 +22,9 @@ from tests.cluster.double.store import Object
 
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SHELL = ("/bin/sh", "-ec")
+# `unshare --fork` (util-linux 2.38) reports a child that was killed by SIGKILL as exit 1; a shell reports 137.
+_REAPER = 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit $?'
+_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 # $1 host name, $2 folder of the pod, $3 marker, $4 memory group or empty, $5 working directory.
 _SETUP = """
 if [ -n "$4" ]; then echo 0 > "$4/cgroup.procs"; fi
@@ -190,9 +192,9 @@ async def start(
     script = _SETUP % "".join(mount.script() for mount in sorted(mounts, key=lambda one: one.target))
     words = [host, str(folder), str(marker), str(group or ""), directory, *command]
     process = await asyncio.create_subprocess_exec(
-        *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{namespace}"),
-        *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--propagation", "private"),
-        *(*_SHELL, script, "sh", *words),
+        *(*_DIE_WITH_PARENT, "nsenter", f"--net=/run/netns/{namespace}"),
+        *("unshare", "--mount", "--uts", "--ipc", "--pid", "--propagation", "private"),
+        *("/bin/sh", "-c", _REAPER, "sh", *_DIE_WITH_PARENT, "/bin/sh", "-ec", script, "sh", *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,6 +8,8 @@ import asyncio
 from tests.cluster.double.store import RESOURCES, ApiError, Object, Store, owned_by
 
 _ABSENT = 1.0
+# Seconds until it acts on what is deleted in the foreground or orphans: a client's next request comes before.
+_REACTION = 0.08
 
 
 class Collector:
@@ -39,14 +41,18 @@ class Collector:
                 self._finish_foreground(owner["uid"])
             return
         if "deletionTimestamp" in meta:
-            if "orphan" in meta.get("finalizers", ()):
-                self._release(plural, obj)
-            elif "foregroundDeletion" in meta.get("finalizers", ()):
-                self._foreground(plural, obj)
+            if {"orphan", "foregroundDeletion"} & set(meta.get("finalizers", ())):
+                asyncio.get_running_loop().call_later(_REACTION, self._going, plural, obj)
         elif kind == "ADDED" and meta.get("ownerReferences"):
             loop = asyncio.get_running_loop()
             key = (plural, meta.get("namespace", ""), meta["name"])
             loop.call_later(_ABSENT / self._store.clock.scale, self._check, *key)
+
+    def _going(self, plural: str, obj: Object) -> None:
+        if "orphan" in obj["metadata"]["finalizers"]:
+            self._release(plural, obj)
+        else:
+            self._foreground(plural, obj)
 
     def _find(self, uid: str) -> tuple[str, Object] | None:
         for plural in RESOURCES:

@@ -251,7 +251,7 @@ class JobController:
         try:
             await self._sync(key)
         except ApiError as error:
-            if error.status != 409:
+            if error.status not in (404, 409):
                 raise
             self._again.add(key)
         finally:

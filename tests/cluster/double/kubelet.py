@@ -27,6 +27,8 @@ from tests.cluster.double.volumes import NotReady, Volumes, environment
 if TYPE_CHECKING:
     from tests.cluster.double.controllers import Options
 
+# Seconds until a kubelet acts on a deletion; not scaled, since a client's next request must find the pod unchanged.
+_NOTICE = 0.08
 _LOOK = 1.2
 _SETTLE = 0.3
 _REMOVE = 0.8
@@ -342,35 +344,54 @@ class PodWorker:
     async def _image(self, container: Container) -> None:
         image = container.spec["image"]
         reason, message = _image_fault(image, container.spec.get("imagePullPolicy", "IfNotPresent"))
-        for turn in range(1_000_000):
-            if not reason:
-                words = f'Container image "{image}" already present on machine and can be accessed by the pod'
-                self._event("Normal", "Pulled", words, container)
-                return
+        if not reason:
+            words = f'Container image "{image}" already present on machine and can be accessed by the pod'
+            self._event("Normal", "Pulled", words, container)
+        elif reason == "ErrImagePull":
+            await self._pull(container, image, message)
+        else:
+            await self._absent(container, reason, message)
+
+    async def _absent(self, container: Container, reason: str, message: str) -> None:
+        """An image that may not be pulled, or has no valid name: looked for again and again."""
+        kind = "InspectFailed" if reason == "InvalidImageName" else reason
+        container.state = {"waiting": {"reason": reason, "message": message}}
+        wait = 1.0
+        while True:
             await self._kubelet.online()
-            if reason == "ErrImagePull":
-                self._event("Normal", "Pulling", f'Pulling image "{image}"', container)
-                self._event("Warning", "Failed", f'Failed to pull image "{image}": {message}', container)
-            else:
-                kind = "InspectFailed" if reason == "InvalidImageName" else reason
-                self._event("Warning", kind, message, container)
+            self._event("Warning", kind, message, container)
             self._event("Warning", "Failed", f"Error: {reason}", container)
-            container.state = {"waiting": {"reason": reason, "message": message}}
             self._report()
-            await self._clock.sleep(1.0 if turn == 0 and reason != "ErrImagePull" else 11.0)
-            if reason == "ErrImagePull":
+            await self._clock.sleep(wait)
+            wait = 11.0
+
+    async def _pull(self, container: Container, image: str, message: str) -> None:
+        """An image that no registry has: pulled with growing back-off."""
+        container.state = {"waiting": {"reason": "ErrImagePull", "message": message}}
+        wait = _BACKOFF
+        for turn in range(1_000_000):
+            await self._kubelet.online()
+            why = message.replace("59120", str(59120 + turn))
+            self._event("Normal", "Pulling", f'Pulling image "{image}"', container)
+            self._event("Warning", "Failed", f'Failed to pull image "{image}": {why}', container)
+            self._event("Warning", "Failed", "Error: ErrImagePull", container)
+            self._report()
+            await self._clock.sleep(1.0)
+            if turn == 0:
                 self._event("Normal", "BackOff", f'Back-off pulling image "{image}"', container)
                 self._event("Warning", "Failed", "Error: ImagePullBackOff", container)
                 words = f'Back-off pulling image "{image}": ErrImagePull: {message}'
+                await self._clock.sleep(4.0)
                 container.state = {"waiting": {"reason": "ImagePullBackOff", "message": words}}
-                self._report()
-                await self._clock.sleep(min(10.0 * 2**turn, 300.0))
+            await self._clock.sleep(wait)
+            wait = min(wait * 2, 300.0)
 
     async def _start(self, container: Container) -> Process | None:
         options = self._kubelet.options
         network = options.network
         services = {"KUBERNETES_SERVICE_HOST": network.gateway, "KUBERNETES_SERVICE_PORT": str(options.api_port)}
         services["KUBERNETES_SERVICE_PORT_HTTPS"] = str(options.api_port)
+        wait = _SETTLE
         while True:
             seen = {**self.pod, "status": {**self.pod.get("status", {}), "podIP": self.address}}
             seen["status"]["hostIP"] = network.address(self._kubelet.name)
@@ -381,7 +402,9 @@ class PodWorker:
                 self._event("Warning", "Failed", f"Error: {missing}", container)
                 container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(missing)}}
                 self._report()
-                await self._clock.sleep(_RETRY)
+                await self._clock.sleep(wait)
+                await self._image(container)
+                wait = _RETRY
             else:
                 break
         log = options.logs.open(self.pod, container.name)
@@ -415,6 +438,7 @@ class PodWorker:
     async def _deletion(self) -> None:
         """Wait for the pod's deletion and end it: SIGTERM, its grace, SIGKILL, and away with it."""
         await self._deleted.wait()
+        await asyncio.sleep(_NOTICE)
         await self._kubelet.online()
         self._stopping = True
         life = self._tasks[1]
@@ -569,8 +593,8 @@ class PodWorker:
         others = [one for kind, one in before.items() if kind not in (*_OWN, "PodScheduled")]
         own = [_condition(kind, *values, before.get(kind)) for kind, values in wanted.items()]
         scheduled = [before["PodScheduled"]] if "PodScheduled" in before else []
-        every = others + own + scheduled
-        return [{"type": one["type"], "observedGeneration": generation, **_rest(one)} for one in every]
+        marked = [{"type": one["type"], "observedGeneration": generation, **_rest(one)} for one in own + scheduled]
+        return others + marked
 
 
 def _rest(condition: Object) -> Object:

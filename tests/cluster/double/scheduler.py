@@ -268,6 +268,7 @@ class Scheduler:
             return
         since = old["lastTransitionTime"] if old else stamp(self._store.clock.now())
         new = {"type": "PodScheduled", "status": "False", "lastProbeTime": None, "lastTransitionTime": since}
+        new |= {"observedGeneration": pod["metadata"]["generation"]}
         new |= {"reason": "Unschedulable", "message": message}
         others = [one for one in pod["status"].get("conditions", ()) if one["type"] != "PodScheduled"]
         pod["status"]["conditions"] = [*others, new]

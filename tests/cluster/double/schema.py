@@ -535,7 +535,8 @@ def _mount_token(spec: Object) -> None:
 
 def _qos(spec: Object) -> str:
     amounts = [c.get("resources", {}) for c in spec["containers"]]
-    if not any(a.get("requests") or a.get("limits") for a in amounts):
+    both = [{**a.get("limits", {}), **a.get("requests", {})} for a in amounts]
+    if not any("cpu" in one or "memory" in one for one in both):
         return "BestEffort"
     for amount in amounts:
         limits, requests = amount.get("limits", {}), amount.get("requests", {})

@@ -289,7 +289,9 @@ class Store:
             return new
         over = "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
         if over and not meta.get("finalizers") and old["metadata"].get("finalizers"):
-            return self._end(resource, new, old)
+            # Watches see the object as it was before its last finalizer went.
+            self._end(resource, copy.deepcopy(old), old)
+            return new
         return self._write(resource, "MODIFIED", new, old)
 
     def bind(self, pod: Object) -> Object:

@@ -1,0 +1,190 @@
+"""Replay of recorded exchanges that have running pods in them.
+
+A request is sent when the watches have shown what the recording's had shown by then, not at its time. What a real
+cluster decides by chance, or at a moment of its own, is not compared (`loose`).
+"""
+
+import contextlib
+import copy
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tests.cluster import golden
+from tests.cluster.golden import Client, Exchange, Json, Replay, Stream, Values
+
+_NODE = re.compile(r"\bn[12]\b")
+_ONE_OF = re.compile(r"( for pod \S+?|^Pod \S+?)-\d+-(?=[a-z0-9]{5}\b)")
+_DIAL = re.compile(r"dial tcp:? .*")
+_STEP = re.compile(r"step \d+\n?")
+_TRIMMED = ("resources", "allocatedResources")
+_ORDINARY = ("Scheduled", "Pulled", "Created", "Started")
+_WITH_STARTS = ("run_success", "run_image_missing", "run_start_errors", "run_restart_onfailure")
+_WATCHED = ("/jobs", "/pods", "/workloads")
+
+
+def loose(value: Json) -> Json:
+    """A value without what is chance: the node that the scheduler took; when a kubelet drops resource fields; which of
+    several failed pods a rule of the podFailurePolicy was held against first."""
+    if isinstance(value, list):
+        return [loose(one) for one in value]
+    if isinstance(value, dict):
+        if "containerStatuses" in value:
+            value = _status(value)
+        if str(value.get("message", "")).startswith(("Container ", "Pod ")):
+            value = {**value, "message": _ONE_OF.sub(r"\1-<index>-", value["message"])}
+        if isinstance(value.get("message"), str):
+            value = {**value, "message": _DIAL.sub("dial tcp <error>", value["message"])}
+        if value.get("kind") == "Event" or "involvedObject" in value:
+            value = _event(value)
+        kept = {key: one for key, one in value.items() if key not in ("nodeName", "hostIP", "hostIPs")}
+        return {key: loose(one) for key, one in kept.items()}
+    return value
+
+
+def _watched(obj: Json) -> Json:
+    """An object of a watch; a kubelet may report the network of a pod together with what follows it."""
+    obj = loose(obj)
+    if obj.get("kind") == "Pod" and "conditions" in obj.get("status", {}):
+        kept = [one for one in obj["status"]["conditions"] if one["type"] != "PodReadyToStartContainers"]
+        return {**obj, "status": {**obj["status"], "conditions": kept}}
+    return obj
+
+
+def _status(status: Json) -> Json:
+    kept = {key: one for key, one in status.items() if key not in _TRIMMED}
+    for part in ("containerStatuses", "initContainerStatuses"):
+        if part in kept:
+            kept[part] = [{k: v for k, v in one.items() if k not in _TRIMMED} for one in kept[part]]
+    return kept
+
+
+def _event(event: Json) -> Json:
+    """An event without its node and its counts, which are matters of time."""
+    kept = {key: one for key, one in event.items() if key not in ("count", "series", "lastTimestamp", "source")}
+    return {**kept, "message": _NODE.sub("<node>", str(kept.get("message", "")))}
+
+
+class LooseClient(Client):
+    """A client whose answers are loose."""
+
+    def send(self, exchange: Exchange, values: Values, stream: bool = False) -> Json:
+        """See `Client.send`."""
+        response = super().send(exchange, values, stream)
+        if stream or not response.data.startswith(b"{"):
+            return response
+        return _Answer(response.status, response.headers, json.dumps(loose(json.loads(response.data))).encode())
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Json
+    data: bytes
+
+
+class PacedReplay(Replay):
+    """Replays scenarios in step with their watches, with a `LooseClient`."""
+
+    patience_s = 40.0
+
+    def __init__(self, client: LooseClient, values: Values, left_out: dict[tuple[str, int], str]) -> None:
+        """Replay with `client`; exchanges in `left_out` are sent, but not compared."""
+        super().__init__(client, values, left_out, {})
+
+    def run(self, exchanges: list[Exchange], bed: Callable[[Exchange], None], exact: bool = False) -> Iterator[str]:
+        """Replay a scenario; see `Replay.run`."""
+        streams: list[Stream] = []
+        every = [_loosened(one) for one in exchanges]
+        for number, exchange in enumerate(every):
+            self._keep_step(exchange, streams)
+            if exchange.method == "BED":
+                bed(exchange)
+                continue
+            self._resolve(exchange, streams)
+            if exchange.streams:
+                streams.append(_LooseStream(self._client, exchange, self.values))
+            elif found := self._exchange(exchange, golden._read_again(exchange, every[number + 1 :])):
+                yield self._report(exchange, found)
+        for stream in streams:
+            if found := self._settle(stream, exact):
+                yield self._report(stream.exchange, found)
+
+    def _keep_step(self, exchange: Exchange, streams: list[Stream]) -> None:
+        """Wait until the watches have shown what they had shown when the request was recorded."""
+        if exchange.streams and not exchange.path.endswith("/log"):
+            return
+        deadline = time.monotonic() + self.patience_s
+        watches = [one for one in streams if one.exchange.path.endswith(_WATCHED)]
+        while time.monotonic() < deadline and any(self._behind(one, exchange.t_ms) for one in watches):
+            time.sleep(0.01)
+
+    def _behind(self, stream: Stream, t_ms: int) -> bool:
+        prefix = [entry for entry in stream.exchange.response if entry["t_ms"] < t_ms]
+        wanted, actual = golden.essence(golden.events(prefix)), golden.essence(stream.events())
+        left = dict(actual)
+        for key, one in wanted.items():
+            kind, name, uid = key.split(" ")
+            fits = [k for k in left if golden._fits(k, kind, self.values.text(name), self.values.text(uid), uid)]
+            fits = fits or [k for k in left if golden._alike(one["object"], left[k]["object"])]
+            if not fits:
+                return True
+            seen = left.pop(fits[0])
+            if not _reached(one, seen):
+                return True
+        return False
+
+
+def _reached(wanted: Json, seen: Json) -> bool:
+    gone = wanted["last"] == "DELETED"
+    if gone or seen["last"] == "DELETED":
+        return gone == (seen["last"] == "DELETED") or not gone
+    if any(phase not in seen["phases"] for phase in wanted["phases"]):
+        return False
+    now = {one["type"]: one for one in seen["object"].get("status", {}).get("conditions", ())}
+    for one in wanted["object"].get("status", {}).get("conditions", ()):
+        if one["type"] not in now or now[one["type"]]["status"] != one["status"]:
+            shown = {k: one.get(k) for k in ("type", "status", "reason") if one.get(k) is not None}
+            if shown not in seen["conditions"]:
+                return False
+    old, new = wanted["object"].get("status", {}), seen["object"].get("status", {})
+    return all(old.get(key, 0) <= new.get(key, 0) for key in ("ready", "succeeded", "failed")) or "conditions" in new
+
+
+class _LooseStream(Stream):
+    def close(self) -> None:
+        # Closing the response would wait for the thread that reads it; without the connection the reading ends.
+        connection = self._response.connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(5)
+
+    def run(self) -> None:
+        super().run()
+        if self.exchange.path.endswith("/log"):
+            self.lines = [one for one in self.lines if not _STEP.fullmatch(one.decode("utf-8", "replace"))]
+
+    def events(self) -> list[tuple[str, Json]]:
+        return [(type_, _watched(obj)) for type_, obj in super().events() if not self._unrecorded(obj)]
+
+    def _unrecorded(self, obj: Json) -> bool:
+        """The recording keeps the events of an ordinary start in four scenarios only."""
+        return obj.get("reason") in _ORDINARY and self.exchange.scenario not in _WITH_STARTS
+
+
+def _loosened(exchange: Exchange) -> Exchange:
+    """A copy whose recorded objects are loose."""
+    copied = copy.copy(exchange)
+    watched = exchange.streams and exchange.response and "type" in exchange.response[0]
+    if watched:
+        whole = golden.events(exchange.response)
+        entries = zip(exchange.response, whole, strict=True)
+        copied.response = [{"t_ms": e["t_ms"], "type": kind, "object": _watched(obj)} for e, (kind, obj) in entries]
+    elif exchange.streams:
+        copied.response = [one for one in exchange.response if not _STEP.fullmatch(one["line"])]
+    elif isinstance(exchange.response, dict):
+        copied.response = loose(exchange.response)
+    return copied
