@@ -75,9 +75,9 @@ def documents(
     from headway.training.kubernetes.manifest import render as render_job
     from headway.training.kubernetes.names import names_of
     from headway.training.kubernetes.trainjob import render_trainjob
-    from headway.training.launchers import _folder_name, _instance_of
+    from headway.training.launchers import instance_of
 
-    names = names_of(_instance_of(settings), _folder_name(settings.tenant), attempt, spec)
+    names = names_of(instance_of(settings), settings.tenant, attempt, spec)
     if backend == "jobset":
         return [render_jobset(attempt, spec, platform, names)]
     if backend == "trainjob":
@@ -126,17 +126,8 @@ def _of_run(settings: Settings, reference: str) -> tuple[AttemptSpec, RunSpec]:
 
 
 def _attempt(settings: Settings, spec: RunSpec, run_id: str, number: int, token: int) -> AttemptSpec:
-    from headway.training.launchers import _folder_name
-    from trainer.spec import AttemptSpec
+    from headway.training.attempt import attempt_spec
+    from headway.training.launchers import runs_root_of
 
-    run_dir = settings.home / "runs" / _folder_name(settings.tenant) / run_id
-    return AttemptSpec(
-        run_id=run_id,
-        attempt=number,
-        token=token,
-        nodes=spec.layout.nodes,
-        processes_per_node=spec.layout.processes_per_node,
-        run_dir=str(run_dir),
-        store_root=str(settings.store_root),
-        code_root=str(run_dir / "code"),
-    )
+    run_dir = runs_root_of(settings) / run_id
+    return attempt_spec(spec, run_id, number, token, run_dir=run_dir, store_root=settings.store_root, accelerator="cpu")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from headway.errors import HeadwayError
+from headway.training.attempt import Accelerator
 from trainer.events import Event
 from trainer.spec import AttemptSpec, RunSpec
 
@@ -80,6 +81,11 @@ class Launcher(Protocol):
     """Starts, watches and ends attempts; every method may be called again, by any process, at any time."""
 
     name: str
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What the ranks compute on."""
+        ...
 
     def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
         """Start the attempt, unless it was started before.

@@ -24,7 +24,7 @@ def launcher_for(settings: Settings) -> Launcher:
     from headway.training.identity import CODE_ROOT
     from headway.training.local import LocalLauncher
 
-    runs_root = settings.home / "runs" / _folder_name(settings.tenant)
+    runs_root = runs_root_of(settings)
     if settings.profile == "local":
         return LocalLauncher(runs_root, settings.store_root, CODE_ROOT)
     if settings.profile == "cluster":
@@ -44,14 +44,21 @@ def _on_cluster(settings: Settings, runs_root: Path) -> Launcher:
         )
     platform = load_platform(settings.platform_file)
     client = ClusterClient(platform.context)
-    return KubernetesLauncher(runs_root, settings.store_root, CODE_ROOT, platform, client, _instance_of(settings))
+    return KubernetesLauncher(
+        runs_root, settings.store_root, CODE_ROOT, platform, client, instance_of(settings), settings.tenant
+    )
 
 
-def _instance_of(settings: Settings) -> str:
+def instance_of(settings: Settings) -> str:
     """Tells apart what different catalogs have in one namespace: no password, so that rotating one changes nothing."""
     parts = urlsplit(settings.database_url)
     place = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or ''}{parts.path}"
     return digest_bytes(f"{place} {settings.tenant}".encode())[7:17]
+
+
+def runs_root_of(settings: Settings) -> Path:
+    """The folder of the tenant's runs; pods of a cluster see it under the same path."""
+    return settings.home / "runs" / _folder_name(settings.tenant)
 
 
 def _folder_name(tenant: str) -> str:

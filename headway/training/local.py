@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from headway.training.attempt import Accelerator
 from headway.training.launch import (
     SUPERVISOR_LOST,
     FactsUnreadable,
@@ -84,6 +85,7 @@ class LocalLauncher:
     """
 
     name = "local"
+    accelerator: Accelerator = "cpu"
 
     def __init__(self, runs_root: Path, store_root: Path, code_root: Path, python: str = sys.executable) -> None:
         self._runs_root = runs_root.resolve()

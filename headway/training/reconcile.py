@@ -22,12 +22,13 @@ from headway.catalog.errors import (
 )
 from headway.errors import HeadwayError
 from headway.services import Services
+from headway.training.attempt import attempt_spec
 from headway.training.launch import Launcher, LauncherUnavailable, Observation, Waiting
 from headway.training.reasons import ENDED, Retry, reason_of_exit
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
 from trainer.events import StreamBroken, one_line
-from trainer.spec import AttemptSpec, ExitCode, RunSpec, parse_run
+from trainer.spec import ExitCode, RunSpec, parse_run
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import Attempt, RunResult, TrainingRun
@@ -170,26 +171,16 @@ class Reconciler:
         spec = self.run_spec(run)
         run_dir = self._launcher.run_dir(run.run_id)
         stage_code(self._services.store, spec.model.code_manifest, run_dir / "code")
-        self._launcher.submit(
-            AttemptSpec(
-                run_id=run.run_id,
-                attempt=attempt.attempt,
-                token=attempt.token,
-                nodes=spec.layout.nodes,
-                processes_per_node=spec.layout.processes_per_node,
-                run_dir=str(run_dir),
-                store_root=str(self._services.store.root),
-                code_root=str(run_dir / "code"),
-                environment={
-                    "OMP_NUM_THREADS": str(spec.threads),
-                    "DS_ACCELERATOR": "cpu",
-                    # Workers import the run's own copy of the code, whatever the tree holds by then.
-                    "PYTHONPATH": str(run_dir / "code"),
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                },
-            ),
+        described = attempt_spec(
             spec,
+            run.run_id,
+            attempt.attempt,
+            attempt.token,
+            run_dir=run_dir,
+            store_root=self._services.store.root,
+            accelerator=self._launcher.accelerator,
         )
+        self._launcher.submit(described, spec)
 
     def run_spec(self, run: TrainingRun) -> RunSpec:
         """The stored run spec, read back by its digest."""

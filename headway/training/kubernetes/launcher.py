@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headway.training.attempt import Accelerator
 from headway.training.kubernetes import observe
 from headway.training.kubernetes.client import (
     Cluster,
@@ -65,10 +66,15 @@ class KubernetesLauncher:
     """Runs attempts as Jobs of one namespace, with their directories under `runs_root` on a volume that pods share.
 
     `store_root` and `code_root` are what the attempts' specs should name. `instance` tells apart the catalogs that use
-    one namespace: objects of another instance are never touched.
+    one namespace: objects of another instance are never touched. `tenant` is its full name.
     """
 
     name = "kubernetes"
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What the nodes of the profile compute on."""
+        return "cuda" if self._platform.gpu.count else "cpu"
 
     def __init__(
         self,
@@ -78,6 +84,7 @@ class KubernetesLauncher:
         platform: Platform,
         client: Cluster,
         instance: str,
+        tenant: str,
     ) -> None:
         self._runs_root = runs_root.resolve()
         self.store_root = store_root.resolve()
@@ -85,7 +92,7 @@ class KubernetesLauncher:
         self._platform = platform
         self._cluster = client.in_namespace(platform.namespace)
         self._instance = instance
-        self._tenant = self._runs_root.name
+        self._tenant = tenant
         self._selector = selector(instance)
         self._view = View(self._cluster, self._selector, self._remember)
         self._logs = LogKeeper(self._cluster, self.run_dir)

@@ -191,6 +191,8 @@ def container(
             "--master-port",
             str(platform.port),
         ],
+        # `python -m` looks here first: the image has a `trainer` of its own in its working directory.
+        "workingDir": attempt.code_root,
         "env": environment(attempt, spec, platform, master=master),
         "ports": [{"name": "rendezvous", "containerPort": platform.port}],
         "resources": resources(platform),

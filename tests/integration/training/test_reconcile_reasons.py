@@ -14,6 +14,7 @@ from headway.catalog.errors import AttemptsSpent, RunRefused
 from headway.catalog.run_facts import TrainingRun
 from headway.loading import load_pipeline
 from headway.services import Services
+from headway.training.attempt import Accelerator
 from headway.training.follow import Follower, follow
 from headway.training.launch import LauncherUnavailable, Observation, Stray, Waiting
 from headway.training.plan import Overrides, plan_run
@@ -31,6 +32,7 @@ class Scripted:
     looks: list[Observation | LauncherUnavailable] = field(default_factory=list[Observation | LauncherUnavailable])
     asked: list[str] = field(default_factory=list[str])
     name: str = "scripted"
+    accelerator: Accelerator = "cpu"
 
     def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
         self.asked.append(f"submit {attempt.attempt}")

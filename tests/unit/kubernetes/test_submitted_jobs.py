@@ -40,9 +40,8 @@ class Bench:
 
     def launcher(self, instance: str = "one") -> KubernetesLauncher:
         """A launcher as a process that has just started makes one."""
-        made = KubernetesLauncher(
-            self.root / "runs" / "default", self.root / "store", self.root, self.platform, self.cluster, instance
-        )
+        runs, store = self.root / "runs" / "default", self.root / "store"
+        made = KubernetesLauncher(runs, store, self.root, self.platform, self.cluster, instance, "default")
         self.opened.append(made)
         return made
 
