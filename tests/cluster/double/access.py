@@ -108,7 +108,8 @@ class Access:
         """
         if not header:
             return ANONYMOUS
-        user = self.tokens.get(header.removeprefix("Bearer ").strip())
+        scheme, _, token = header.strip().partition(" ")
+        user = self.tokens.get(token.strip()) if scheme.lower() == "bearer" else None
         if user is None:
             raise failure(401, "Unauthorized", "Unauthorized")
         return user
