@@ -13,14 +13,13 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster_bench import ClusterBench, make_bench
-from support.cluster_child import start
+from support.cluster_child import Child, start
 from support.cluster_sound import assert_sound, steps_of
 from support.host_processes import host_pids
 from support.postgres import Postgres
@@ -34,17 +33,17 @@ RELEASED_AT = 150
 ROLES = ("ask", "follow", "reconcile")
 # Kills and faults are rarer than looking on, or nothing would ever come about.
 WEIGHTS = {
-    "look_on": 30,
-    "start": 30,
-    "kill": 12,
-    "freeze": 4,
+    "look_on": 40,
+    "start": 25,
+    "kill": 8,
+    "freeze": 3,
     "thaw": 8,
-    "rank": 5,
-    "pod": 2,
-    "api_error": 6,
-    "api_away": 4,
+    "rank": 4,
+    "pod": 1,
+    "api_error": 5,
+    "api_away": 2,
     "api_back": 8,
-    "database": 4,
+    "database": 3,
 }
 ERRORS = [
     {"method": "POST", "path": "/apis/batch/.*", "do": "after_error", "status": 500},
@@ -68,7 +67,7 @@ class Schedule:
         self.seed = seed
         self.server = server
         self.random = random.Random(seed)
-        self.children: dict[str, BaseProcess] = {}
+        self.children: dict[str, Child] = {}
         self.frozen: set[str] = set()
         self.asking = {"max_attempts": 1000, "orders": {"hold": True}}
         self.run_id = bench.ask(seed, **self.asking)
@@ -100,7 +99,7 @@ class Schedule:
     def start(self) -> None:
         """Start a process that is not there, or has ended."""
         role = self.random.choice(ROLES)
-        if role in self.children and self.children[role].is_alive():
+        if role in self.children and self.children[role].alive():
             return
         arguments = (self.seed, self.asking) if role == "ask" else (self.run_id,) if role == "follow" else ()
         self.children[role] = start(role, self.bench, *arguments)
@@ -112,30 +111,21 @@ class Schedule:
 
     def end(self, role: str) -> None:
         """SIGKILL, and wait for it to be buried."""
-        child = self.children.pop(role)
         self.frozen.discard(role)
-        child.kill()
-        child.join()
+        self.children.pop(role).kill()
 
     def freeze(self) -> None:
         """Stop a process of ours: it will go on later with what it knew then."""
         if self.children:
             role = self.random.choice(sorted(self.children))
-            self.signal(role, signal.SIGSTOP)
+            self.children[role].signal(signal.SIGSTOP)
             self.frozen.add(role)
 
     def thaw(self) -> None:
         """Let what was stopped go on."""
         for role in self.frozen:
-            self.signal(role, signal.SIGCONT)
+            self.children[role].signal(signal.SIGCONT)
         self.frozen.clear()
-
-    def signal(self, role: str, number: signal.Signals) -> None:
-        """Send a signal to a process that may have ended."""
-        pid = self.children[role].pid
-        if pid is not None and self.children[role].is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     def rank(self) -> None:
         """Have a rank of the newest attempt die at its next step, or kill the process that keeps it."""

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,8 +92,12 @@ class ClusterBench:
             "run_as_user": os.getuid() or 65532,
         }
         self.home.mkdir(parents=True, exist_ok=True)
-        file = self.home / "platform.yaml"
-        file.write_text(yaml.safe_dump({**document, **self.changes}))
+        file, text = self.home / "platform.yaml", yaml.safe_dump({**document, **self.changes})
+        if not file.exists() or file.read_text() != text:
+            # Other processes read it at any moment.
+            temporary = self.home / f".platform.{os.getpid()}.{threading.get_ident()}"
+            temporary.write_text(text)
+            temporary.replace(file)
         return file
 
     @contextmanager

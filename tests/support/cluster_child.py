@@ -1,13 +1,20 @@
 """Processes that work on a cluster bench, for tests that kill or stop them at any moment.
 
-Children are forked from a small server process that has imported everything, so each costs milliseconds.
+`python -m support.cluster_child` has imported everything and forks a child for each line that it reads, so that a child
+costs milliseconds; it answers with the child's pid.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +22,13 @@ from support.cluster_bench import ClusterBench, commit_run
 
 from headway.errors import HeadwayError
 from headway.training.follow import Follower, follow
+from headway.training.process_table import read_process
 from headway.training.reconcile import Reconciler
-from tests.cluster.cluster_env import Admin, Cluster
+from tests.cluster.cluster_env import ROOT, Admin, Cluster
 
-_PRELOAD = [__name__, "headway.catalog.catalog", "headway.catalog.migrate", "headway.artifacts.store", "psycopg"]
-_PRELOAD += ["headway.training.kubernetes.launcher", "kubernetes.client", "kubernetes.config"]
+# What the platform imports when it is first used.
+_LAZY = ("headway.catalog.catalog", "headway.catalog.migrate", "headway.artifacts.store", "psycopg", "alembic")
+_LAZY += ("headway.training.kubernetes.launcher", "kubernetes.client", "kubernetes.config")
 
 
 def place_of(bench: ClusterBench) -> dict[str, Any]:
@@ -35,16 +44,77 @@ def place_of(bench: ClusterBench) -> dict[str, Any]:
     }
 
 
-def start(role: str, bench: ClusterBench, *arguments: Any) -> BaseProcess:  # noqa: ANN401
+@dataclass(frozen=True)
+class Child:
+    """A process that was started with a role."""
+
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        """Whether it still runs, or is stopped."""
+        process = read_process(self.pid)
+        return process is not None and process.started == self.started and process.state not in "ZX"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.alive():
+            os.kill(self.pid, number)
+
+    def join(self, limit_s: float = 120.0) -> bool:
+        """Wait for its end; whether it came in time."""
+        deadline = time.monotonic() + limit_s
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self.alive()
+
+    def kill(self) -> None:
+        """SIGKILL it, and wait until it is buried."""
+        self.signal(signal.SIGKILL)
+        self.join()
+
+
+def start(role: str, bench: ClusterBench, *arguments: Any) -> Child:  # noqa: ANN401
     """Start a process with a role: `ask`, `follow` or `reconcile`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    child = context.Process(target=main, args=(role, place_of(bench), arguments), daemon=True)
-    child.start()
-    return child
+    forks = _forks()
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    forks.stdin.write(json.dumps([role, place_of(bench), arguments]) + "\n")
+    forks.stdin.flush()
+    pid = int(forks.stdout.readline())
+    process = read_process(pid)
+    return Child(pid, process.started if process else 0)
 
 
-def main(role: str, place: dict[str, Any], arguments: tuple[Any, ...]) -> None:
+@cache
+def _forks() -> subprocess.Popen[str]:
+    """The process that forks children; it ends when this one does."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "support.cluster_child"]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+
+
+def serve() -> None:
+    """Fork a child for each line of stdin."""
+    for name in _LAZY:
+        import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        role, place, arguments = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1):
+                os.dup2(null, fd)
+            main(role, place, arguments)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+def main(role: str, place: dict[str, Any], arguments: list[Any]) -> None:
     """Do what the role says, again and again; what is not there now may be there later."""
     kubeconfig = Path(place["kubeconfig"])
     cluster = Cluster(kubeconfig, place["image"], Path(place["store"]), None, Admin(kubeconfig))
@@ -55,7 +125,7 @@ def main(role: str, place: dict[str, Any], arguments: tuple[Any, ...]) -> None:
         try:
             _work(role, bench, *arguments)
         except HeadwayError as error:
-            print(f"{role}: {error}", flush=True)
+            sys.stderr.write(f"{role}: {error}\n")
         else:
             if role != "reconcile":
                 return
@@ -76,3 +146,7 @@ def _work(role: str, bench: ClusterBench, *arguments: Any) -> None:  # noqa: ANN
                 Reconciler(services, launcher).all()
             case _:
                 raise ValueError(role)
+
+
+if __name__ == "__main__":
+    serve()
