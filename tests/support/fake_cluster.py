@@ -50,7 +50,7 @@ class FakeWatch:
         while not self.closed:
             if self.broken:
                 raise ClusterUnreachable("the watch broke off", "it is resumed")
-            for version, kind, resource, item in list(self._cluster.history):
+            for version, kind, resource, item in [] if self._cluster.silent else list(self._cluster.history):
                 if version > self._version:
                     self._version = version
                     if resource == self._resource and _chosen(item, self._labels):
@@ -73,6 +73,8 @@ class FakeCluster:
         self.forbidden: set[tuple[str, str]] = set()
         self.watches: list[FakeWatch] = []
         self.away = False
+        # Watches are open and tell nothing.
+        self.silent = False
         self.oldest = 0
         self._version = itertools.count(1)
         self._lock = threading.RLock()

@@ -496,8 +496,8 @@ def _end_of(sight: Sight, node: int) -> NodeEnd | None:
     if pod is None or pod.exit_code is None:
         return None
     status = _status(pod.exit_code)
-    # Deleted by the Job's own rule, because of another pod.
-    consequence = pod.deleted_at is not None and not pod.disruption
+    # Deleted by the Job's own rule, because of another pod; running out of memory is always a pod's own doing.
+    consequence = pod.deleted_at is not None and not pod.disruption and pod.exit_reason != "OOMKilled"
     code, words = _meaning(sight, pod, status)
     seconds = 0.0
     if pod.started_at is not None and pod.finished_at is not None and pod.exit_reason != "StartError":

@@ -59,6 +59,22 @@ def test_out_of_memory_as_the_cluster_shows_it() -> None:
     assert -9 in end.exit_codes
 
 
+def test_out_of_memory_before_the_node_said_anything() -> None:
+    """Its Job was already stopping it: the kernel was faster, and that is the cause."""
+    pod = running_pod(0, exit_code=137, exit_reason="OOMKilled", deleted_at=1_000 * S, phase="Failed")
+    end = end_of(replace(seen("exit_42"), pods=(pod,), remembered=(replace(pod, index=1),)))
+    assert (end.code, end.reason_code) == (77, "out_of_memory")
+
+
+def test_a_peer_that_the_job_killed_is_no_cause_however_early_it_ended() -> None:
+    killed = running_pod(0, exit_code=137, deleted_at=990 * S, finished_at=990 * S, phase="Failed")
+    sight = replace(seen("exit_42", (NodeFacts(0), ended(1, 65, at=1_000 * S))), remembered=(killed,))
+    end = end_of(sight)
+    assert (end.code, end.cause_node, end.exit_codes) == (65, 1, (-9, 65))
+    lost = replace(sight, nodes=(NodeFacts(0), ended(1, 77, at=1_000 * S)))
+    assert end_of(lost).cause_node == 1
+
+
 def test_a_rank_killed_for_its_memory_while_its_node_lived() -> None:
     """The kernel took one process of the container: the node says SIGKILL, the pod's status says why."""
     sight = seen("oom", (ended(1, 77, "rank 1 killed by SIGKILL"), ended(0, 75)))

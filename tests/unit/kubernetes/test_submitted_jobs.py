@@ -22,6 +22,8 @@ from headway.training.launch import KillFailed, LauncherUnavailable, LaunchRefus
 from trainer.events import EventWriter
 from trainer.spec import AttemptSpec, RunSpec
 
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+
 
 @dataclass
 class Bench:
@@ -349,7 +351,7 @@ def test_a_wish_before_the_submission_starts_nothing(bench: Bench) -> None:
     launcher = bench.launcher()
     launcher.cancel(RUN_ID, 1, "not needed")
     launcher.submit(*bench.attempt())
-    assert bench.cluster.objects == {}
+    assert ("create", "jobs") not in bench.cluster.calls
     assert launcher.observe(RUN_ID, 1).cancelled
 
 
@@ -366,8 +368,7 @@ def test_killing_leaves_nothing_but_pods_of_lost_hosts(bench: Bench) -> None:
     launcher = bench.launcher()
     launcher.submit(*bench.attempt())
     bench.add_pod(0, finalizers=["kubelet"])
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    bench.cluster.put("nodes", {"metadata": {"name": "n0"}, "status": ready})
+    bench.cluster.put("nodes", {"metadata": {"name": "n0"}, "status": READY})
     with pytest.raises(KillFailed, match="pods/"):
         launcher.kill(RUN_ID, 1)
     bench.cluster.change("nodes", "n0", {"status": {"conditions": []}})
@@ -398,6 +399,33 @@ def test_what_was_seen_of_a_pod_outlives_it(bench: Bench) -> None:
     bench.finish("Failed")
     seen = bench.launcher().observe(RUN_ID, 1)
     assert (seen.reason_code, seen.exit_codes) == ("out_of_memory", (None, -9))
+
+
+def test_the_last_sight_of_a_pod_is_kept(bench: Bench) -> None:
+    """It is seen going, then ended, then without its end: a forced deletion shows less than before."""
+    launcher = bench.launcher()
+    launcher.submit(*bench.attempt())
+    name = bench.add_pod(1, deletionTimestamp="2200-01-01T00:00:00Z", deletionGracePeriodSeconds=5)
+    bench.cluster.put("nodes", {"metadata": {"name": "n1"}, "status": READY})
+    launcher.observe(RUN_ID, 1)
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    for state in (killed, {}):
+        status = {"containerStatuses": [{"name": "trainer", "state": state}]}
+        bench.cluster.change("pods", name, {"status": status})
+        bench.launcher().observe(RUN_ID, 1)
+    bench.cluster.remove("pods", name)
+    bench.finish("Failed")
+    assert bench.launcher().observe(RUN_ID, 1).reason_code == "out_of_memory"
+
+
+def test_a_watch_that_is_behind_ends_nothing(bench: Bench) -> None:
+    """The launcher's copy does not hold the Job yet that another process has made."""
+    launcher = bench.launcher()
+    launcher.submit(*bench.attempt(1))
+    assert launcher.observe(RUN_ID, 1).state == "starting"
+    bench.cluster.silent = True
+    bench.submit(2)
+    assert launcher.observe(RUN_ID, 2).state == "starting"
 
 
 def test_hosts_that_may_not_be_read_are_asked_for_once(bench: Bench) -> None:
