@@ -30,6 +30,7 @@ The code that the node exits with (`trainer.spec.ExitCode`), from how its ranks 
 
 Fence: an attempt with a `final.json`, or with a later attempt beside it, is over. Its nodes start nothing, and end
 within a second when it becomes so, also when they were stopped meanwhile and then continued; they write nothing more.
+A node that has written its last event is over too: started again it exits with the same code.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from trainer.events import (
     EventError,
     EventWriter,
     HeartbeatFile,
+    last_event,
     node_folder,
     now_us,
     one_line,
@@ -514,6 +516,15 @@ def fenced(attempt_file: Path, attempt: AttemptSpec) -> str | None:
     return f"attempt {attempt.attempt} is fenced off: attempt {max(later)} exists" if later else None
 
 
+def ended_before(attempt_file: Path, node: int) -> int | None:
+    """The code with which this node of the attempt has ended already; None while it has not.
+
+    A cluster may replace a pod that was done. What takes its place trains nothing, writes nothing and says the same.
+    """
+    last = last_event(node_folder(attempt_file, node) / "events.jsonl")
+    return int(last.data["code"]) if last is not None and last.kind == "node_end" else None
+
+
 def descendants(root: int) -> list[int]:
     """Return the pids of every living process below `root`, parents first. Zombies count: somebody must reap them."""
     children: dict[int, list[int]] = {}
@@ -550,6 +561,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"node {options.node_rank}: {reason}", file=sys.stderr)
         return ExitCode.LOST_PEER
     try:
+        if (code := ended_before(path, options.node_rank)) is not None:
+            print(f"node {options.node_rank}: it ended with {code} before, nothing is left to do", file=sys.stderr)
+            return code
         return Node(path, attempt, spec, options.node_rank, master, parent, signals).run()
     except (OSError, EventError) as error:
         print(f"node {options.node_rank}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -310,3 +310,14 @@ def test_help_says_what_the_options_mean() -> None:
 def test_the_node_imports_no_torch() -> None:
     code = "import sys, trainer.node; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("code", [0, 65])
+def test_a_node_that_has_ended_does_nothing_when_it_is_started_again(tmp_path: Path, code: int) -> None:
+    """A cluster may replace the pod of a node that was done (E11)."""
+    toy = {"steps": 2} if code == 0 else {"ranks": {"0": {"at": 1, "do": "exit", "code": code}}}
+    path = written(toy_attempt(tmp_path, toy), toy_spec())
+    assert run_node(path)[0] == code
+    stream = (path.parent / "node-0" / "events.jsonl").read_bytes()
+    assert run_node(path)[0] == code
+    assert (path.parent / "node-0" / "events.jsonl").read_bytes() == stream
