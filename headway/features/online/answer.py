@@ -449,7 +449,7 @@ class OnlineFeatures:
             values = self._custom_values(custom, labels, groups, rows)
             columns[name] = pa.array(values, custom.type)
             found.append(values)
-        return [*found, *(derived_values(d, columns, rows) for d in self._plan.derived.values())]
+        return [*found, *derived_values(self._plan.derived.values(), columns, rows)]
 
     def _custom_values(
         self, custom: CustomFunction, labels: Mapping[str, list[Any]], groups: Sequence[Sequence[int]], rows: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -11,16 +11,28 @@ from headway.features.plan import DerivedFunction
 from headway.features.plan import _function_cells as function_cells
 
 
-def derived_values(derived: DerivedFunction, columns: Mapping[str, pa.Array], rows: int) -> list[Any]:
-    """The values of `DerivedFunction.run`, from columns that hold at least its inputs.
-
-    What a function returns as declared is taken as it is; anything else is converted or refused as in snapshots, whose
-    checks cost several times what such a function does with one row.
+def derived_values(
+    derived: Iterable[DerivedFunction], columns: Mapping[str, pa.Array], rows: int
+) -> Iterator[list[Any]]:
+    """The values of each `DerivedFunction.run`, from columns that hold at least their inputs.
 
     Raises:
         FeatureFunctionFailed: as `DerivedFunction.run`.
     """
-    table = pa.Table.from_arrays([columns[c] for c in derived.inputs], names=list(derived.inputs))
+    # Functions of the same columns get the same table, which nobody can change.
+    tables: dict[tuple[str, ...], pa.Table] = {}
+    for function in derived:
+        names = function.inputs
+        if names not in tables:
+            tables[names] = pa.Table.from_arrays([columns[c] for c in names], names=list(names))
+        yield _values(function, tables[names], rows)
+
+
+def _values(derived: DerivedFunction, table: pa.Table, rows: int) -> list[Any]:
+    """What a function returns as declared is taken as it is; anything else is converted or refused as in snapshots.
+
+    Their checks cost several times what such a function does with one row.
+    """
     try:
         result: Any = derived.function(table)
     except Exception as error:  # noqa: BLE001 - a pipeline's own code may raise anything, and is told by kind
