@@ -6,6 +6,7 @@ cluster decides by chance, or at a moment of its own, is not compared (`loose`).
 
 import contextlib
 import copy
+import hashlib
 import json
 import re
 import socket
@@ -19,7 +20,11 @@ from tests.cluster.golden import Client, Exchange, Json, Replay, Stream, Values
 _NODE = re.compile(r"\bn[12]\b")
 _ONE_OF = re.compile(r"( for pod \S+?|^Pod \S+?)-\d+-(?=[a-z0-9]{5}\b)")
 _DIAL = re.compile(r"dial tcp:? .*")
+_SECONDS = re.compile(r"\b\d+s$")
+_HASH = re.compile(r"\b(job-[a-z0-9-]+?)-[0-9a-f]{5}\b")
+_WORKLOAD = re.compile(r"job-(.*)-[0-9a-f]{5}")
 _STEP = re.compile(r"step \d+\n?")
+_CHANCE = ("nodeName", "hostIP", "hostIPs", "accumulatedPastExecutionTimeSeconds")
 _TRIMMED = ("resources", "allocatedResources")
 _ORDINARY = ("Scheduled", "Pulled", "Created", "Started")
 _WITH_STARTS = ("run_success", "run_image_missing", "run_start_errors", "run_restart_onfailure")
@@ -40,16 +45,31 @@ def loose(value: Json) -> Json:
             value = {**value, "message": _DIAL.sub("dial tcp <error>", value["message"])}
         if value.get("kind") == "Event" or "involvedObject" in value:
             value = _event(value)
-        kept = {key: one for key, one in value.items() if key not in ("nodeName", "hostIP", "hostIPs")}
+        if value.get("kind") == "Workload" and value.get("status", {}).get("conditions"):
+            value = {**value, "status": {**value["status"], "conditions": _sorted(value["status"]["conditions"])}}
+        kept = {key: one for key, one in value.items() if key not in _CHANCE}
         return {key: loose(one) for key, one in kept.items()}
     return value
+
+
+def _sorted(conditions: list[Json]) -> list[Json]:
+    """A Workload's conditions: who of Kueue's controllers writes first is chance."""
+    return sorted(({k: v for k, v in one.items() if k != "observedGeneration"} for one in conditions), key=_type)
+
+
+def _type(condition: Json) -> str:
+    return condition["type"]
 
 
 def _watched(obj: Json) -> Json:
     """An object of a watch; a kubelet may report the network of a pod together with what follows it."""
     obj = loose(obj)
-    if obj.get("kind") == "Pod" and "conditions" in obj.get("status", {}):
+    pod = obj.get("kind") == "Pod" or "containers" in obj.get("spec", {})
+    if pod and "conditions" in obj.get("status", {}):
         kept = [one for one in obj["status"]["conditions"] if one["type"] != "PodReadyToStartContainers"]
+        return {**obj, "status": {**obj["status"], "conditions": kept}}
+    if obj.get("kind") == "Workload" and "conditions" in obj.get("status", {}):
+        kept = [one for one in obj["status"]["conditions"] if one["type"] != "PodsReady"]
         return {**obj, "status": {**obj["status"], "conditions": kept}}
     return obj
 
@@ -65,7 +85,24 @@ def _status(status: Json) -> Json:
 def _event(event: Json) -> Json:
     """An event without its node and its counts, which are matters of time."""
     kept = {key: one for key, one in event.items() if key not in ("count", "series", "lastTimestamp", "source")}
-    return {**kept, "message": _NODE.sub("<node>", str(kept.get("message", "")))}
+    message = _SECONDS.sub("<seconds>", _NODE.sub("<node>", str(kept.get("message", ""))))
+    message = _HASH.sub(r"\1-<hash>", message)
+    about = golden._generated(event["involvedObject"].get("name", "")) + golden._plain(message)
+    name = f"{event.get('reason')}.{hashlib.sha1(about.encode()).hexdigest()[:8]}"
+    return {**kept, "metadata": {**kept["metadata"], "name": name}, "message": message}
+
+
+def _once_each(sequence: list[tuple[str, Json]]) -> list[tuple[str, Json]]:
+    """A watch in which the same event again is left out."""
+    seen, kept = set(), []
+    for type_, obj in sequence:
+        if obj.get("kind") == "Event":
+            key = (obj["involvedObject"].get("name"), obj["reason"], obj["message"])
+            if key in seen or type_ == "MODIFIED":
+                continue
+            seen.add(key)
+        kept.append((type_, obj))
+    return kept
 
 
 class LooseClient(Client):
@@ -93,10 +130,11 @@ class PacedReplay(Replay):
     def __init__(self, client: LooseClient, values: Values, left_out: dict[tuple[str, int], str]) -> None:
         """Replay with `client`; exchanges in `left_out` are sent, but not compared."""
         super().__init__(client, values, left_out, {})
+        self._streams: list[Stream] = []
 
     def run(self, exchanges: list[Exchange], bed: Callable[[Exchange], None], exact: bool = False) -> Iterator[str]:
         """Replay a scenario; see `Replay.run`."""
-        streams: list[Stream] = []
+        streams = self._streams = []
         every = [_loosened(one) for one in exchanges]
         for number, exchange in enumerate(every):
             self._keep_step(exchange, streams)
@@ -112,6 +150,59 @@ class PacedReplay(Replay):
             if found := self._settle(stream, exact):
                 yield self._report(stream.exchange, found)
 
+    def _resolve(self, exchange: Exchange, streams: list[Stream]) -> None:
+        for stream in streams:
+            if stream.exchange.path.endswith("/workloads"):
+                self._learn_workloads(stream)
+        super()._resolve(exchange, streams)
+
+    def _learn_workloads(self, stream: Stream) -> None:
+        """A Workload's name ends with a hash of its Job's uid."""
+        actual = {_WORKLOAD.sub(r"\1", obj["metadata"]["name"]): obj["metadata"] for _, obj in stream.events()}
+        for _, obj in golden.events(stream.exchange.response):
+            found = actual.get(_WORKLOAD.sub(r"\1", obj["metadata"]["name"]))
+            if found:
+                self.values.learn(obj["metadata"]["name"], found["name"])
+                self.values.learn(obj["metadata"]["uid"], found["uid"])
+
+    def _exchange(self, exchange: Exchange, later: list[Exchange]) -> list[str]:
+        """Like `Replay._exchange`; a read may also find a state that a watch has shown and that is over."""
+        deadline = time.monotonic() + golden.PATIENCE_S
+        while exchange.method == "GET" and time.monotonic() < deadline:
+            trial = self.values.trial()
+            found = golden.differences_of(exchange, self._client.send(exchange, self.values), trial)
+            if not found or self._was_so(exchange):
+                self.values.adopt(trial if not found else self.values)
+                return []
+            if any(not golden.differences_of(one, self._client.send(one, self.values), trial) for one in later):
+                return []
+            time.sleep(0.02)
+        return super()._exchange(exchange, later) if exchange.method != "GET" else self._left(exchange, found)
+
+    def _left(self, exchange: Exchange, found: list[str]) -> list[str]:
+        return [] if (exchange.scenario, exchange.seq) in self._left_out else found
+
+    def _was_so(self, exchange: Exchange) -> bool:
+        if not isinstance(exchange.response, dict) or exchange.status != 200:
+            return False
+        items = exchange.response.get("items", [exchange.response])
+        if "items" in exchange.response and any("involvedObject" in one for one in items):
+            return False
+        return bool(items) and all(self._item_was_so(_watched(one)) for one in items)
+
+    def _item_was_so(self, wanted: Json) -> bool:
+        uid = self.values.text(wanted.get("metadata", {}).get("uid", ""))
+        wanted = {key: value for key, value in wanted.items() if key not in ("kind", "apiVersion")}
+        for stream in self._streams:
+            if not stream.exchange.path.endswith(_WATCHED):
+                continue
+            for _, obj in stream.events():
+                seen = {key: value for key, value in obj.items() if key not in ("kind", "apiVersion")}
+                same = obj["metadata"].get("uid") == uid
+                if same and not golden.Comparer(self.values.trial()).compare(wanted, seen):
+                    return True
+        return False
+
     def _keep_step(self, exchange: Exchange, streams: list[Stream]) -> None:
         """Wait until the watches have shown what they had shown when the request was recorded."""
         if exchange.streams and not exchange.path.endswith("/log"):
@@ -122,7 +213,7 @@ class PacedReplay(Replay):
             time.sleep(0.01)
 
     def _behind(self, stream: Stream, t_ms: int) -> bool:
-        prefix = [entry for entry in stream.exchange.response if entry["t_ms"] < t_ms]
+        prefix = [entry for entry in stream.exchange.response if entry["t_ms"] <= t_ms]
         wanted, actual = golden.essence(golden.events(prefix)), golden.essence(stream.events())
         left = dict(actual)
         for key, one in wanted.items():
@@ -168,7 +259,8 @@ class _LooseStream(Stream):
             self.lines = [one for one in self.lines if not _STEP.fullmatch(one.decode("utf-8", "replace"))]
 
     def events(self) -> list[tuple[str, Json]]:
-        return [(type_, _watched(obj)) for type_, obj in super().events() if not self._unrecorded(obj)]
+        found = [(type_, _watched(obj)) for type_, obj in super().events() if not self._unrecorded(obj)]
+        return _once_each(found)
 
     def _unrecorded(self, obj: Json) -> bool:
         """The recording keeps the events of an ordinary start in four scenarios only."""
@@ -180,9 +272,11 @@ def _loosened(exchange: Exchange) -> Exchange:
     copied = copy.copy(exchange)
     watched = exchange.streams and exchange.response and "type" in exchange.response[0]
     if watched:
-        whole = golden.events(exchange.response)
-        entries = zip(exchange.response, whole, strict=True)
-        copied.response = [{"t_ms": e["t_ms"], "type": kind, "object": _watched(obj)} for e, (kind, obj) in entries]
+        whole = [(kind, _watched(obj)) for kind, obj in golden.events(exchange.response)]
+        times = [entry["t_ms"] for entry in exchange.response]
+        kept = {id(obj) for _, obj in _once_each(whole)}
+        entries = [(t, *entry) for t, entry in zip(times, whole, strict=True) if id(entry[1]) in kept]
+        copied.response = [{"t_ms": t, "type": kind, "object": obj} for t, kind, obj in entries]
     elif exchange.streams:
         copied.response = [one for one in exchange.response if not _STEP.fullmatch(one["line"])]
     elif isinstance(exchange.response, dict):

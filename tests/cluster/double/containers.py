@@ -2,6 +2,7 @@
 
 The image is the machine's own file system. Users, read-only roots and capabilities are not enforced; memory limits
 are where the machine has the memory hierarchy of cgroup v1, else only the fault file makes a container run out.
+The shell is bash: like busybox, and unlike dash, its `echo` leaves backslashes alone.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ mount --bind "$2/hosts" /etc/hosts
 mount --bind "$2/resolv.conf" /etc/resolv.conf
 mount --bind "$3.message" /dev/termination-log
 mount -t tmpfs -o size=64m,mode=1777 shm /dev/shm
+if [ -x /bin/bash ]; then mount --bind /bin/bash /bin/sh; fi
 %s
 cd "$5"
 : > "$3"

@@ -18,6 +18,8 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 _BATCH = 1.0
+# Seconds between the creation of pods and the status that tells of it: others may change the Job in between.
+_LATENCY = 0.05
 _BACKOFF, _BACKOFF_MAX = 10.0, 600.0
 
 
@@ -139,6 +141,7 @@ class _Sync:
     failed_indexes: set[int] = field(default_factory=set)
     events: list[tuple[str, str, str]] = field(default_factory=list)
     new_failures: list[datetime] = field(default_factory=list)
+    created: bool = False
 
     @property
     def spec(self) -> Object:
@@ -278,7 +281,7 @@ class JobController:
         if sync.end is None and self._complete(sync, active):
             sync.end = self._condition("SuccessCriteriaMet", "CompletionsReached", _REACHED)
         self._counts(sync, active)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(_LATENCY if sync.created else 0.0)
         self._track(sync)
 
     def _look(self, job: Object) -> _Sync:
@@ -502,6 +505,7 @@ class JobController:
             self._enqueue(key, _BACKOFF)
             return 0
         self._event(sync.job, "Normal", "SuccessfulCreate", f"Created pod: {made['metadata']['name']}")
+        sync.created = True
         return 1
 
     def _render(self, job: Object, index: int | None, counts: Object) -> Object:

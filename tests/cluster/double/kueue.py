@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 _GROUP = "kueue.x-k8s.io"
 _QUEUE, _CLASS = f"{_GROUP}/queue-name", f"{_GROUP}/priority-class"
 _STOPPING, _NOTE, _IN_USE = f"{_GROUP}/stopping", f"{_GROUP}/workload", f"{_GROUP}/resource-in-use"
+_MARKS = (f"{_GROUP}/cluster-queue-name", f"{_GROUP}/local-queue-name", f"{_GROUP}/podset")
 _JOBS = "batch/job-kueue-controller"
 _ADMISSION = "kueue-admission"
 _ORDER = ("QuotaReserved", "Evicted", "Admitted", "Preempted", "Requeued", "Finished", "PodsReady")
 _PASS = 0.4
 _STEP = 0.03
+# Seconds until a Job that was resumed without admission is suspended again: the Job controller is quicker.
+_REACTION = 0.025
 _WAIT = ("WaitForStart", "Not all pods are ready or succeeded")
 _STARTED = ("Started", "All pods reached readiness and the workload is running")
 _RECOVER = ("WaitForRecovery", "At least one pod has failed, waiting for recovery")
@@ -162,7 +165,8 @@ class Kueue:
             while True:
                 plural, kind, obj = await changes.get()
                 if self._faults.kueue_webhook() == "up" and kind != "DELETED":
-                    if plural == "jobs":
+                    if plural == "jobs" and not obj["spec"].get("suspend"):
+                        await asyncio.sleep(_REACTION)
                         self._guard(obj)
                     elif plural == "workloads" and "deletionTimestamp" in obj["metadata"]:
                         self._let_go(obj)
@@ -192,8 +196,9 @@ class Kueue:
         meta = job["metadata"]
         if not meta.get("labels", {}).get(_QUEUE) or job["spec"].get("suspend") or finished(job):
             return
-        workload = self._workload(meta["uid"])
-        if workload is not None and condition(workload, "Admitted"):
+        workload, now = self._workload(meta["uid"]), self._store.get("jobs", meta["namespace"], meta["name"])
+        admitted = workload is not None and condition(workload, "Admitted")
+        if admitted or now is None or now["metadata"]["uid"] != meta["uid"] or now["spec"].get("suspend"):
             return
         self._suspend(meta["namespace"], meta["name"])
         fresh = self._store.get("jobs", meta["namespace"], meta["name"])
@@ -211,9 +216,11 @@ class Kueue:
     def _restore(self, job: Object) -> None:
         job["metadata"].get("annotations", {}).pop(_STOPPING, None)
         template = job["spec"]["template"].get("metadata", {})
-        template.get("annotations", {}).pop(_NOTE, None)
-        if not template.get("annotations", True):
-            del template["annotations"]
+        for part, names in (("annotations", (_NOTE,)), ("labels", _MARKS)):
+            for name in names:
+                template.get(part, {}).pop(name, None)
+            if not template.get(part, True):
+                del template[part]
         self._store.update("jobs", job)
 
     def _let_go(self, workload: Object) -> None:
@@ -256,7 +263,8 @@ class Kueue:
         """Bring a Job and its Workload together."""
         workload = self._workload(job["metadata"]["uid"])
         if workload is None:
-            if not finished(job):
+            # Kueue comes after the Job controller has seen a new Job.
+            if not finished(job) and job.get("status", {}).get("conditions"):
                 self._new_workload(job)
             return
         if not finished(job):
@@ -276,7 +284,7 @@ class Kueue:
             return
         template = copy.deepcopy(spec["template"])
         labels = template.get("metadata", {}).get("labels", {})
-        kept = {k: v for k, v in labels.items() if "controller-uid" not in k and k != "job-name"}
+        kept = {k: v for k, v in labels.items() if "controller-uid" not in k and k not in ("job-name", *_MARKS)}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         digest = hashlib.sha1(f"{meta['name']}{meta['uid']}".encode()).hexdigest()[:5]
         pods = {"name": "main", "count": spec.get("parallelism", 1)}
@@ -407,6 +415,9 @@ class Kueue:
     def _start(self, job: Object, workload: Object) -> None:
         template = job["spec"]["template"].setdefault("metadata", {})
         template.setdefault("annotations", {})[_NOTE] = workload["metadata"]["name"]
+        queue, admission = workload["spec"]["queueName"], workload["status"]["admission"]
+        values = (admission["clusterQueue"], queue, admission["podSetAssignments"][0]["name"])
+        template.setdefault("labels", {}).update(zip(_MARKS, values, strict=True))
         for name in self._flavors(workload):
             flavor = self._store.get("resourceflavors", "", name) or {}
             if flavor.get("spec", {}).get("nodeLabels"):
