@@ -52,7 +52,9 @@ SCENARIOS: dict[str, Settings] = {
 }
 
 # (scenario, number) -> why the exchange is sent, but not compared.
-LEFT_OUT: dict[tuple[str, int], str] = {}
+LEFT_OUT: dict[tuple[str, int], str] = {
+    ("job_update", 23): "the recorded body has lost the stale resourceVersion that its note speaks of",
+}
 
 # What the notes of BED entries do to the double, as content of its fault file; the first word that occurs decides.
 BED: tuple[tuple[str, dict[str, object]], ...] = (("compacted", {"compact": 1}),)
@@ -104,10 +106,41 @@ def api_server() -> Iterator[Bed]:
 RECORDED = read()
 
 
+def _renamed(scenario: str, seq: int, before: int, name: str) -> Exchange:
+    """The creation of a twin of what exchange `seq` creates, sent before exchange `before`."""
+    recorded = RECORDED[scenario][seq - 1]
+    old = recorded.request_body["metadata"]["name"]
+    text = (
+        json.dumps(recorded.request_body).replace(f'"{old}"', f'"{name}"').replace(f"{old}-0.{old}", f"{name}-0.{name}")
+    )
+    return Exchange(scenario, before, "POST", path=recorded.path, request_body=json.loads(text))
+
+
+def _configmap(scenario: str, before: int, name: str, labels: dict[str, str]) -> Exchange:
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
+    path = "/api/v1/namespaces/golden-paging/configmaps"
+    return Exchange(scenario, before, "POST", path=path, request_body=body)
+
+
+def _gone(scenario: str, before: int, name: str) -> Exchange:
+    return Exchange(scenario, before, "DELETE", path=f"/api/v1/namespaces/golden-paging/configmaps/{name}")
+
+
+# Requests that the answers prove, but that were not recorded.
+UNRECORDED: dict[str, list[Exchange]] = {
+    "job_update": [_renamed("job_update", 2, before, name) for before, name in ((5, "b"), (6, "c"), (39, "d"))],
+    "paging": [_configmap("paging", 2, f"p{i}", {"set": "p"}) for i in range(5)],
+    "expired": [
+        *(_configmap("expired", 1, f"q{i}", {}) for i in range(3)),
+        *(_gone("expired", 1, f"p{i}") for i in range(3)),
+    ],
+}
+
+
 def replayed(bed: Bed, scenario: str) -> list[str]:
     """What differs in a scenario, after the one that it continues."""
     settings, values = SCENARIOS[scenario], Values()
-    replay = Replay(bed.client, values, LEFT_OUT)
+    replay = Replay(bed.client, values, LEFT_OUT, UNRECORDED)
     found = []
     for name in filter(None, (settings.after, scenario)):
         found += list(replay.run(RECORDED[name], bed.do, SCENARIOS[name].exact))
