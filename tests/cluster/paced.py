@@ -24,11 +24,12 @@ _SECONDS = re.compile(r"\b\d+s$")
 _HASH = re.compile(r"\b(job-[a-z0-9-]+?)-[0-9a-f]{5}\b")
 _WORKLOAD = re.compile(r"job-(.*)-[0-9a-f]{5}")
 _STEP = re.compile(r"step \d+\n?")
+_INDEX = "batch.kubernetes.io/job-completion-index"
 _CHANCE = ("nodeName", "hostIP", "hostIPs", "accumulatedPastExecutionTimeSeconds")
 _TRIMMED = ("resources", "allocatedResources")
 _ORDINARY = ("Scheduled", "Pulled", "Created", "Started")
 _WITH_STARTS = ("run_success", "run_image_missing", "run_start_errors", "run_restart_onfailure")
-_WATCHED = ("/jobs", "/pods", "/workloads")
+_WATCHED = ("/jobs", "/pods", "/workloads", "/nodes")
 
 
 def loose(value: Json) -> Json:
@@ -87,6 +88,7 @@ def _event(event: Json) -> Json:
     kept = {key: one for key, one in event.items() if key not in ("count", "series", "lastTimestamp", "source")}
     message = _SECONDS.sub("<seconds>", _NODE.sub("<node>", str(kept.get("message", ""))))
     message = _HASH.sub(r"\1-<hash>", message)
+    kept["involvedObject"] = {k: v for k, v in event["involvedObject"].items() if k != "resourceVersion"}
     about = golden._generated(event["involvedObject"].get("name", "")) + golden._plain(message)
     name = f"{event.get('reason')}.{hashlib.sha1(about.encode()).hexdigest()[:8]}"
     return {**kept, "metadata": {**kept["metadata"], "name": name}, "message": message}
@@ -121,6 +123,9 @@ class _Answer(NamedTuple):
     headers: Json
     data: bytes
 
+    def json(self) -> Json:
+        return json.loads(self.data)
+
 
 class PacedReplay(Replay):
     """Replays scenarios in step with their watches, with a `LooseClient`."""
@@ -139,6 +144,7 @@ class PacedReplay(Replay):
         for number, exchange in enumerate(every):
             self._keep_step(exchange, streams)
             if exchange.method == "BED":
+                self._take_the_same(every, exchanges)
                 bed(exchange)
                 continue
             self._resolve(exchange, streams)
@@ -203,6 +209,23 @@ class PacedReplay(Replay):
                     return True
         return False
 
+    def _take_the_same(self, every: list[Exchange], exchanges: list[Exchange]) -> None:
+        """A node is about to be lost: exchange the indexes of a Job of two pods where they sit the other way round."""
+        recorded, actual = {}, {}
+        for raw in exchanges:
+            if raw.streams and raw.path.endswith("/pods"):
+                recorded |= _places(golden.events(raw.response))
+        for stream in self._streams:
+            if stream.exchange.path.endswith("/pods"):
+                actual |= _places(Stream.events(stream))
+        jobs = {name.rpartition("-")[0] for name in recorded}
+        for job in jobs:
+            first, second = f"{job}-0", f"{job}-1"
+            if second in recorded and actual.get(first) != recorded[first] and actual.get(first) == recorded[second]:
+                for exchange in every:
+                    exchange.path = _swapped(exchange.path, job)
+                    exchange.response = _swapped(exchange.response, job)
+
     def _keep_step(self, exchange: Exchange, streams: list[Stream]) -> None:
         """Wait until the watches have shown what they had shown when the request was recorded."""
         if exchange.streams and not exchange.path.endswith("/log"):
@@ -228,6 +251,34 @@ class PacedReplay(Replay):
         return False
 
 
+def _places(sequence: list[tuple[str, Json]]) -> dict[str, str]:
+    """The first node of every pod of an Indexed Job, by `job-index`."""
+    found: dict[str, str] = {}
+    for _, pod in sequence:
+        if pod["spec"].get("nodeName") and pod["spec"].get("hostname"):
+            found.setdefault(pod["spec"]["hostname"], pod["spec"]["nodeName"])
+    return found
+
+
+def _swapped(value: Json, job: str) -> Json:
+    """A recorded value with the indexes 0 and 1 of a Job exchanged."""
+    if isinstance(value, str):
+        parts = re.split(rf"\b({re.escape(job)}-[01])\b(?!\.{re.escape(job)})", value)
+        return "".join(f"{job}-{1 - int(one[-1])}" if number % 2 else one for number, one in enumerate(parts))
+    if isinstance(value, list):
+        return [_swapped(one, job) for one in value]
+    if not isinstance(value, dict):
+        return value
+    swapped = {key: _swapped(one, job) for key, one in value.items()}
+    if "involvedObject" in swapped:
+        return _event(swapped)
+    meta = swapped.get("metadata", {})
+    if "generateName" in meta and meta["generateName"].rpartition("-")[0].rpartition("-")[0] == job:
+        for part in ("labels", "annotations"):
+            meta[part][_INDEX] = meta["generateName"].split("-")[-2]
+    return swapped
+
+
 def _reached(wanted: Json, seen: Json) -> bool:
     gone = wanted["last"] == "DELETED"
     if gone or seen["last"] == "DELETED":
@@ -240,6 +291,9 @@ def _reached(wanted: Json, seen: Json) -> bool:
             shown = {k: one.get(k) for k in ("type", "status", "reason") if one.get(k) is not None}
             if shown not in seen["conditions"]:
                 return False
+    taints = [one["object"].get("spec", {}).get("taints", ()) for one in (wanted, seen)]
+    if wanted["object"].get("kind") == "Node" and len(taints[0]) != len(taints[1]):
+        return False
     old, new = wanted["object"].get("status", {}), seen["object"].get("status", {})
     return all(old.get(key, 0) <= new.get(key, 0) for key in ("ready", "succeeded", "failed")) or "conditions" in new
 

@@ -106,7 +106,6 @@ class NodeController:
         if wanted == "ready":
             self._lost.pop(name, None)
             self._restore(name)
-            self._back[name] = now
         else:
             self._lost.setdefault(name, now)
 
@@ -119,12 +118,13 @@ class NodeController:
                 self._lose(found)
             elif not _has(found, _UNREACHABLE, "NoExecute"):
                 self._taint(found, "NoExecute")
-        elif kubelet.state == "ready" and name in self._back:
+        elif kubelet.state == "ready" and _has(found, _UNREACHABLE):
+            back = self._back.setdefault(name, now)
             if _has(found, _UNREACHABLE, "NoSchedule"):
                 self._untaint(found, "NoSchedule")
-            elif (now - self._back[name]) * scale >= _UNTAINT:
-                del self._back[name]
+            elif (now - back) * scale >= _UNTAINT:
                 self._untaint(found, "NoExecute")
+                del self._back[name]
 
     def _lose(self, found: Object) -> None:
         now = stamp(self._store.clock.now())

@@ -428,7 +428,7 @@ class Store:
         now, meta = self.clock.now(), involved["metadata"]
         namespace = meta.get("namespace") or "default"
         for event in self._objects["events"].values():
-            same = event["involvedObject"].get("uid") == about["uid"] and event["reason"] == reason
+            same = event["involvedObject"].get("uid") == about.get("uid") and event["reason"] == reason
             same = same and event["message"] == message and event["involvedObject"].get("fieldPath", "") == field_path
             if same and not action and event["source"].get("component") == component:
                 again = copy.deepcopy(event)
@@ -573,7 +573,6 @@ def _reference(obj: Object, field_path: str) -> Object:
     for key in ("namespace", "uid", "resourceVersion"):
         if meta.get(key):
             reference[key] = meta[key]
-    reference.setdefault("uid", "")
     return {**reference, **({"fieldPath": field_path} if field_path else {})}
 
 

@@ -239,7 +239,7 @@ async def list_page(store: Store, resource: Resource, selection: Selection, quer
 
 def _page(resource: Resource, selection: Selection, objects: Objects, version: int, start: str, limit: int) -> Object:
     items: Objects = []
-    meta: Object = {"resourceVersion": str(version)}
+    meta: Object = {"resourceVersion": str(version), **({"continue": ""} if resource.custom else {})}
     rest = [obj for obj in objects if _path(obj, selection.namespace) > start] if start else objects
     for i, obj in enumerate(rest):
         if limit and len(items) == limit:

@@ -1,0 +1,119 @@
+"""The double with its kubelets against recorded exchanges in which pods run: endings, evictions, lost nodes, Kueue.
+
+`HEADWAY_TEST_GOLDEN` names another recording of the same form.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.golden import Exchange, Values, read
+from tests.cluster.paced import LooseClient, PacedReplay
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Scenarios that share a double.
+
+    Attributes:
+        scenarios: Their names.
+        scale: How many times faster the cluster's own delays pass.
+        arguments: Further arguments of the double.
+        together: Whether they run side by side; else one after another, and what a recorded value stands for is kept.
+    """
+
+    scenarios: tuple[str, ...]
+    scale: float
+    arguments: tuple[str, ...] = ()
+    together: bool = False
+
+
+_ENDINGS = ("run_success", "run_failjob_exit42", "run_backofflimit0", "run_backofflimit", "run_successpolicy")
+_ENDINGS += ("run_suspend_resume", "run_suspend_exit75_failjob", "run_suspend_exit75_excepted", "run_suspend_no_policy")
+_ENDINGS += ("run_sigterm_grace", "job_delete_running", "run_deadline", "run_ttl", "run_unschedulable", "run_oom")
+_ENDINGS += ("run_image_missing", "run_start_errors", "run_eviction")
+GROUPS = {
+    "endings": Group(_ENDINGS, 4.0, together=True),
+    "real time": Group(("pod_logs", "run_restart_onfailure"), 1.0, together=True),
+    "preemption": Group(("run_priority_preemption",), 4.0),
+    "lost nodes": Group(("run_node_loss", "run_node_loss_give_up", "run_partition_heal"), 10.0),
+    "kueue": Group(("kueue_lifecycle", "kueue_preemption", "kueue_webhook_down"), 4.0, ("--kueue",)),
+}
+
+# (scenario, number) -> why the exchange is sent, but not compared.
+LEFT_OUT: dict[tuple[str, int], str] = {
+    ("run_start_errors", 3): "a container that ends at once may be seen running or not; the recording has both",
+    ("pod_logs", 39): "the recorded runtime had removed the log of the previous run already; the double keeps it",
+}
+
+# What the notes of BED entries do, as content of the fault file; the first word that occurs decides.
+BED: tuple[tuple[str, dict[str, object]], ...] = (
+    ("kubelet of n2 killed", {"nodes": {"n2": "killed"}}),
+    ("network of n2 cut", {"nodes": {"n2": "cut"}}),
+    ("Kueue stopped", {"kueue_webhook": "down"}),
+    ("started again", {}),
+    ("restored", {}),
+)
+RECORDED = read()
+
+
+@contextmanager
+def started(group: Group) -> Iterator[tuple[LooseClient, Callable[[Exchange], None]]]:
+    """A double of its own, and what does a BED entry to it."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as name:
+        folder = Path(name)
+        faults = folder / "faults.json"
+        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
+        command += ["--fault", str(faults), "--state", str(folder / "state"), "--time-scale", str(group.scale)]
+        process = subprocess.Popen([*command, *group.arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+        def bed(exchange: Exchange) -> None:
+            content = next((content for word, content in BED if word in (exchange.note or "")), None)
+            assert content is not None, f"no rule for what the recording did to the cluster: {exchange.note}"
+            fresh = faults.with_suffix(".new")
+            fresh.write_text(json.dumps(content))
+            fresh.replace(faults)
+
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield LooseClient(folder / "kubeconfig"), bed
+        finally:
+            process.terminate()
+            process.wait(120)
+
+
+def _replayed(group: Group) -> dict[str, list[str]]:
+    """What differs, by scenario."""
+    shared = Values()
+    with started(group) as (client, bed):
+
+        def one(scenario: str) -> list[str]:
+            values = Values() if group.together else shared
+            return list(PacedReplay(client, values, LEFT_OUT).run(RECORDED[scenario], bed))
+
+        with ThreadPoolExecutor(len(group.scenarios) if group.together else 1) as pool:
+            found = dict(zip(group.scenarios, pool.map(one, group.scenarios), strict=True))
+    return {scenario: differences for scenario, differences in found.items() if differences}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_pods_behave_as_recorded(name: str) -> None:
+    """Statuses, bodies, and the order of conditions and phases of every object."""
+    assert not _replayed(GROUPS[name])
+
+
+def test_what_is_left_out_exists() -> None:
+    """Nothing is left out that the recording does not have."""
+    known = {(name, exchange.seq) for name, exchanges in RECORDED.items() for exchange in exchanges}
+    assert set(LEFT_OUT) <= known
