@@ -93,12 +93,14 @@ _GONE = [
     {"k": "a", "j": 1, "id": 1, "at": 5, "known": 5, "value": 1.0, "word": "x", "seq": 0, "gone": False},
     {"k": "a", "j": 1, "id": 1, "at": 0, "known": 7, "value": 2.0, "word": "y", "seq": 0, "gone": False},
 ]
+_ZERO = [{"k": "a", "j": 1, "id": 1, "at": 7, "known": 7, "value": -0.0, "word": "x", "seq": 0, "gone": False}]
 _AFTER = [{"k": k, "j": 1, "t": t} for k in "ab" for t in (4, 6, 12)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(_ROW, max_size=14), asked=st.lists(_ASKED, min_size=1, max_size=6))
 @example(rows=_MOVED, asked=_AFTER)
+@example(rows=_ZERO, asked=[{"k": "a", "j": 1, "t": 8}])
 @example(rows=_GONE, asked=[{"k": "a", "j": 1, "t": 8}])
 def test_few_entities_answer_as_the_whole_source_does(
     compiled: tuple[Pipeline, FeaturePlan, Scopes], rows: list[dict[str, Any]], asked: list[dict[str, Any]]
