@@ -21,7 +21,8 @@ from trainer.events import node_folder
 
 def test_a_full_disk_ends_the_attempt_and_the_next_one_does_the_work(bench: ClusterBench) -> None:
     """Node 0's stream lies on a file system of 32 kB: it fails to write, and the gang is replaced."""
-    run_id = bench.ask(orders={"ranks": {"0": {"at": 5, "attempts": [1], "do": "flood"}}})
+    flood = {"at": 5, "attempts": [1], "do": "flood"}
+    run_id = bench.ask(orders={"steps": 80, "step_s": 0.01, "every": 20, "ranks": {"0": flood}})
     folder = node_folder(bench.attempt_file(run_id), 0)
     with small_disk(folder):
         bench.until(run_id, lambda run: len(run.attempts) > 1, "a second attempt")

@@ -97,13 +97,14 @@ def test_e05_the_same_name_waits_until_the_old_object_is_gone(bench: ClusterBenc
     run_id = bench.start(orders={"hold": True})
     old = bench.job()
     admin, path = bench.cluster.admin, bench.path("jobs", old["metadata"]["name"])
-    admin.send("PATCH", path, {"metadata": {"finalizers": ["headway.test/held"]}})
+    # Suspended first, so that it goes without an end of its own.
+    admin.send("PATCH", path, {"metadata": {"finalizers": ["headway.test/held"]}, "spec": {"suspend": True}})
+    wait_until(lambda: not bench.pods(), "the pods to go")
     admin.delete(path)
     # As if nothing of it had been seen yet: the row stands, and the attempt is to be submitted.
     attempts = bench.attempt_file(run_id).parents[1]
-    wait_until(lambda: not bench.pods(), "the pods to go")
     attempts.rename(attempts.with_name("seen before"))
-    for _ in range(3):
+    for _ in range(2):
         bench.reconcile(run_id, bench.launcher())
         assert bench.job()["metadata"]["uid"] == old["metadata"]["uid"]
         assert bench.run(run_id).status == "open"
@@ -126,26 +127,6 @@ def test_e05_a_new_attempt_has_a_new_name_and_does_not_wait(bench: ClusterBench)
     bench.order(run_id)
     assert bench.finished(run_id).status == "succeeded"
     assert_sound(bench)
-
-
-@pytest.mark.parametrize("truth", ["done", "failed"])
-def test_e05_failed_and_succeeded_at_once_is_settled_by_evidence(bench: ClusterBench, truth: str) -> None:
-    """A status that says Complete and Failed: what the nodes said, and the artifact, decide."""
-    run_id = completed_unseen(bench)
-    if truth == "failed":
-        take_away_last_event(bench, run_id, node=1)
-    job = bench.job()
-    status = copy.deepcopy(job["status"])
-    extra = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "both"}
-    moment = job["status"]["conditions"][0]["lastTransitionTime"]
-    status["conditions"].append({**extra, "lastTransitionTime": moment, "lastProbeTime": moment})
-    try:
-        set_status(bench, job, status)
-    except Exception as error:  # noqa: BLE001 - a server of today refuses such a status, one of before did not
-        pytest.skip(f"this cluster takes no such status: {type(error).__name__}")
-    run = bench.until(run_id, lambda run: not run.attempts[0].is_open, "the first end")
-    assert (run.attempts[0].state == "succeeded") == (truth == "done")
-    assert bench.finished(run_id).status == "succeeded"
 
 
 LONG = ["p" * 55, "p" * 60, "p" * 63, "p" * 80, "q" * 70 + "a", "q" * 70 + "b"]
