@@ -225,6 +225,6 @@ def review(access: Access, user: User, kind: str, body: Object) -> Object:
 def _rules_status(rules: list[Object]) -> Object:
     return {
         "resourceRules": [rule for rule in rules if "resources" in rule],
-        "nonResourceRules": [rule for rule in rules if "nonResourceURLs" in rule],
+        "nonResourceRules": sorted((r for r in rules if "nonResourceURLs" in r), key=lambda r: r["nonResourceURLs"]),
         "incomplete": False,
     }
