@@ -182,9 +182,12 @@ def observe(sight: Sight, platform: Platform) -> Observation | End:
     job = sight.own_job
     if job is None:
         return _without_job(sight, platform)
+    if sight.marker is None and not sight.begun:
+        # Of an earlier submission that nobody noted, or about to be gone: whoever submits finds out.
+        return Observation("absent")
     if ended := terminal(job):
         return _verdict(sight, ended)
-    if sight.marker is None or not sight.marker.submitted:
+    if sight.marker is not None and not sight.marker.submitted:
         return Observation("absent")
     if end := _given_up(sight, platform, job):
         return end

@@ -335,6 +335,9 @@ def test_nothing_there_is_absent_and_half_a_submission_too() -> None:
     assert half.marker is not None
     assert alive(replace(half, marker=replace(half.marker, submitted=False)), QUEUE).state == "absent"
     assert alive(replace(half, marker=None), QUEUE).state == "absent"
+    # A Job that ended under this name before anybody submitted is none of this attempt's ends.
+    assert alive(replace(seen("success"), marker=None)).state == "absent"
+    assert end_of(replace(seen("success", DONE), marker=None)).reason_code == "done"
 
 
 def test_a_forced_deletion_shows_no_end_of_the_container() -> None:
