@@ -50,7 +50,7 @@ from trainer.spec import AttemptSpec, ExitCode, RunSpec
 
 KILL_S = 90.0
 # How long a submit waits for an object of the same name to be gone; longer, and it is tried again later.
-ADOPT_S = 5.0
+ADOPT_S = 2.0
 CATCH_UP_S = 5.0
 # The kubelet takes it as "now", and the API server still waits until the container is gone; with 0 it would not.
 _AT_ONCE_S = 1
