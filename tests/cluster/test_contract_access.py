@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.client.exceptions import ApiException
+from support.charts import example_values, find, manifests
 from support.cluster_bench import ClusterBench
 from support.cluster_sound import assert_sound
-from support.helm_role import launcher_rules
 
 from headway.training.kubernetes.client import Forbidden
 from tests.cluster.cluster_env import Admin
@@ -99,6 +99,11 @@ def refusal(bench: ClusterBench, run_id: str) -> str:
         except Forbidden as error:
             return str(error)
     raise AssertionError("nothing was refused")
+
+
+def launcher_rules() -> list[dict[str, Any]]:
+    """The rules of the chart's Role for the launcher."""
+    return find(manifests(example_values()), "Role", "headway-launcher")["rules"]
 
 
 def account(bench: ClusterBench, name: str, rules: list[dict[str, Any]]) -> None:

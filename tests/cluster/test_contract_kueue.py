@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.training.kubernetes.launcher import KubernetesLauncher
 from support.cluster_bench import ClusterBench, make_bench
 from support.cluster_sound import assert_sound, resumed_from
 
+from headway.training.kubernetes.launcher import KubernetesLauncher
 from headway.training.launch import Launcher
 from tests.cluster.cluster_env import Cluster, Faults, wait_until
 from tests.cluster.conftest import cleaned

@@ -29,6 +29,7 @@ def rule(method: str, path: str, do: str, **more: Any) -> dict[str, Any]:  # noq
         rule("POST", JOBS, "after_error", status=504, times=1),
         rule("POST", JOBS, "drop", times=1),
         rule("POST", JOBS, "after_drop", times=1),
+        rule("POST", JOBS, "timeout", times=1, seconds=3),
         rule("POST", SERVICES, "after_error", status=500, times=1),
         rule("POST", SERVICES, "error", status=429, times=2),
         rule("PATCH", JOBS.replace("jobs$", "jobs/.*"), "after_error", status=500, times=1),

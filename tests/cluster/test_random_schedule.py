@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
+import shutil
 import signal
 import sqlite3
 import time
@@ -18,13 +20,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster_bench import ClusterBench, make_bench
+from support.cluster_bench import ClusterBench, make_bench, make_namespace
 from support.cluster_child import Child, start
 from support.cluster_sound import assert_sound, steps_of
 from support.host_processes import host_pids
 from support.postgres import Postgres
+from support.training_bench import AS_OF, build_shop
 
 from headway.errors import HeadwayError
+from headway.loading import load_pipeline
+from headway.training.plan import plan_run
+from headway.training.submit import submit
 from tests.cluster.cluster_env import Cluster, wait_until
 from tests.cluster.conftest import cleaned
 
@@ -62,7 +68,11 @@ ERRORS = [
 class Schedule:
     """One seed's walk."""
 
-    def __init__(self, bench: ClusterBench, seed: int, server: Postgres | None) -> None:
+    roles = ROLES
+    steps = STEPS
+    pause_s = 0.12
+
+    def __init__(self, bench: ClusterBench, seed: int, server: Postgres | None = None) -> None:
         self.bench = bench
         self.seed = seed
         self.server = server
@@ -70,13 +80,17 @@ class Schedule:
         self.children: dict[str, Child] = {}
         self.frozen: set[str] = set()
         self.asking = {"max_attempts": 1000, "orders": {"hold": True}}
-        self.run_id = bench.ask(seed, **self.asking)
+        self.run_id = self.asked()
         self.told: list[str] = []
+
+    def asked(self) -> str:
+        """Ask for the run; its id."""
+        return self.bench.ask(self.seed, **self.asking)
 
     def walk(self) -> None:
         """Take every step, then let everything work again."""
         try:
-            for number in range(STEPS):
+            for number in range(self.steps):
                 if number == RELEASED_AT:
                     self.bench.order(self.run_id, steps=20)
                 what = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
@@ -94,11 +108,11 @@ class Schedule:
 
     def look_on(self) -> None:
         """Give the others time."""
-        time.sleep(self.random.uniform(0.01, 0.12))
+        time.sleep(self.random.uniform(0.01, self.pause_s))
 
     def start(self) -> None:
         """Start a process that is not there, or has ended."""
-        role = self.random.choice(ROLES)
+        role = self.random.choice(self.roles)
         if role in self.children and self.children[role].alive():
             return
         arguments = (self.seed, self.asking) if role == "ask" else (self.run_id,) if role == "follow" else ()
@@ -203,6 +217,56 @@ def stop_database(server: Postgres, seconds: float) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+class TorchSchedule(Schedule):
+    """A short walk while torch trains: `bench` is the home of a pipeline that is planned as a person plans it."""
+
+    roles = ("follow", "reconcile")
+    steps = 40
+    pause_s = 0.6
+
+    def __init__(self, bench: ClusterBench, seed: int, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(bench, seed)
+
+    def asked(self) -> str:
+        with self.bench.services() as services:
+            plan = plan_run(services, load_pipeline(self.folder), AS_OF)
+            submission = submit(services, self.bench.shared, plan, asker="person")
+            return submission.run.run_id
+
+    def rank(self) -> None:
+        newest = max(int(path.name) for path in (self.bench.run_dir(self.run_id) / "attempts").glob("*"))
+        for pid in host_pids(self.bench.attempt_file(self.run_id, newest), self.random.choice((0, 1))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def shop(cluster: Cluster) -> Iterator[tuple[ClusterBench, Path]]:
+    """A pipeline with its snapshots on the volume that pods see, and the folder that declares it."""
+    if cluster.faults is None:
+        pytest.skip("needs HEADWAY_TEST_FAULTS, a file through which faults are made")
+    root = cluster.store / f"s{secrets.token_hex(4)}"
+    built = build_shop(root)
+    bench = make_namespace(cluster, built.home)
+    bench.changes.update(cpu="500m", memory="4Gi", shared_memory="256Mi", grace_s=30)
+    yield bench, built.folder
+    cleaned(bench)
+    shutil.rmtree(root)
+
+
+def test_one_short_seed_with_torch(shop: tuple[ClusterBench, Path]) -> None:
+    """Two nodes train by gloo over their pods' network while the reconciler, the op and once a node are killed."""
+    bench, folder = shop
+    schedule = TorchSchedule(bench, 6, folder)
+    schedule.walk()
+    run = bench.finished(schedule.run_id)
+    assert run.status == "succeeded", (schedule.told, [(a.state, a.reason) for a in run.attempts])
+    assert run.result is not None
+    assert "network" in run.result.artifacts
+    assert_sound(bench)
 
 
 @pytest.fixture

@@ -237,13 +237,18 @@ def make_bench(cluster: Cluster, catalog: Path | str, **more: Any) -> ClusterBen
     url = catalog if isinstance(catalog, str) else ""
     if isinstance(catalog, Path):
         shutil.copy(catalog, home / "catalog.db")
-    namespace = f"hwt-{secrets.token_hex(4)}"
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    cluster.admin.send("POST", "/api/v1/namespaces", body)
-    bench = ClusterBench(cluster, home, namespace, url, **more)
+    bench = make_namespace(cluster, home, database_url=url, **more)
     with bench.services() as services:
         store_inputs(services)
     return bench
+
+
+def make_namespace(cluster: Cluster, home: Path, **more: Any) -> ClusterBench:  # noqa: ANN401
+    """A bench over a home that is there, in a namespace of its own."""
+    namespace = f"hwt-{secrets.token_hex(4)}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    cluster.admin.send("POST", "/api/v1/namespaces", body)
+    return ClusterBench(cluster, home, namespace, **more)
 
 
 def store_inputs(services: Services) -> None:

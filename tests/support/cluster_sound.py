@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from support.cluster_bench import BUDGET, ClusterBench
+from support.cluster_bench import ClusterBench
 
 from headway.catalog.budgets import period_of
 from headway.catalog.invariants import check
@@ -18,11 +18,13 @@ def assert_sound(bench: ClusterBench) -> None:
         assert broken == []
         runs = services.catalog.runs(services.principal)
         period = period_of(services.catalog.clock())
-        state = services.catalog.budget(services.principal, BUDGET, period)
-        assert state is not None
-        assert state.reserved == 0
-        used = [attempt.worker_seconds for run in runs for attempt in run.attempts]
-        assert state.committed == sum(math.ceil(seconds) for seconds in used if seconds is not None)
+        for budget_id in {run.facts.budget_id for run in runs if run.facts.budget_id is not None}:
+            state = services.catalog.budget(services.principal, budget_id, period)
+            assert state is not None
+            assert state.reserved == 0
+            paid = [run for run in runs if run.facts.budget_id == budget_id]
+            used = [attempt.worker_seconds for run in paid for attempt in run.attempts]
+            assert state.committed == sum(math.ceil(seconds) for seconds in used if seconds is not None)
     for run in runs:
         assert_events_once(bench, run.run_id)
 
