@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.cluster.double import controllers, kueue
+from tests.cluster.double import controllers, discovery, kueue
 from tests.cluster.double.access import Access
 from tests.cluster.double.faults import Faults
 from tests.cluster.double.network import Network
 from tests.cluster.double.server import Server
-from tests.cluster.double.store import RESOURCES, Clock, Store
+from tests.cluster.double.store import RESOURCES, Clock, Store, stamp
 
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 _NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
@@ -123,6 +123,8 @@ async def _serve(arguments: argparse.Namespace, state: Path) -> None:
     server.logs = options.logs
     if arguments.kueue:
         server.webhook = lambda verb, plural, new, old: kueue.admit(store, faults, verb, plural, new, old)
+        for custom in (resource for resource in RESOURCES.values() if resource.custom):
+            store.create("customresourcedefinitions", discovery.definition(custom, stamp(store.clock.now())))
     config = uvicorn.Config(
         server,
         ssl_certfile=certificate,

@@ -121,6 +121,25 @@ def resource_list(group: str, version: str) -> Object:
     return listed if not group else {**listed, "apiVersion": "v1"}
 
 
+def definition(resource: Resource, now: str) -> Object:
+    """The CustomResourceDefinition of a custom resource, established at `now`; its schema accepts everything."""
+    names: Object = {"plural": resource.plural, "singular": resource.kind.lower(), "kind": resource.kind}
+    names |= {"listKind": f"{resource.kind}List", "shortNames": list(resource.short)}
+    anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version: Object = {"name": resource.version, "served": True, "storage": True, "schema": anything}
+    scope = "Namespaced" if resource.namespaced else "Cluster"
+    spec = {"group": resource.group, "names": names, "scope": scope, "versions": [version]}
+    conditions = [
+        {"type": kind, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message}
+        for kind, reason, message in (
+            ("NamesAccepted", "NoConflicts", "no conflicts found"),
+            ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+        )
+    ]
+    status = {"conditions": conditions, "acceptedNames": names, "storedVersions": [resource.version]}
+    return {"metadata": {"name": resource.qualified}, "spec": spec, "status": status}
+
+
 def answer(path: str, address: str, custom: bool) -> Object | None:
     """The discovery document at `path`, None when there is none.
 

@@ -3,6 +3,7 @@
 The field types come from the OpenAPI definitions of Kubernetes 1.36 that `kubernetes_validate` carries.
 """
 
+import base64
 import json
 import re
 import uuid
@@ -442,6 +443,15 @@ def _budget(obj: Object) -> None:
 
 def _secret(obj: Object) -> None:
     obj.setdefault("type", "Opaque")
+    for key, text in obj.pop("stringData", {}).items():
+        obj.setdefault("data", {})[key] = base64.b64encode(text.encode()).decode()
+
+
+def _event(obj: Object) -> None:
+    for key, value in (("source", {}), ("reportingComponent", ""), ("reportingInstance", "")):
+        obj.setdefault(key, value)
+    for key in ("firstTimestamp", "lastTimestamp", "eventTime"):
+        obj.setdefault(key, None)
 
 
 def _node(obj: Object) -> None:
@@ -463,7 +473,7 @@ def _claim(obj: Object) -> None:
 
 
 _DEFAULTS = {"jobs": _job, "pods": _pod, "services": _service, "namespaces": _namespace, "secrets": _secret}
-_DEFAULTS |= {"priorityclasses": _priority_class, "poddisruptionbudgets": _budget, "nodes": _node}
+_DEFAULTS |= {"priorityclasses": _priority_class, "poddisruptionbudgets": _budget, "nodes": _node, "events": _event}
 _DEFAULTS |= {"rolebindings": _binding, "clusterrolebindings": _binding, "persistentvolumeclaims": _claim}
 
 

@@ -38,6 +38,7 @@ _ORPHAN_WARNING = (
     "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
     "propagationPolicy=Orphan to suppress this warning"
 )
+_BODY_LIMIT = 3 * 1024 * 1024
 _GRACE_WARNING = "must be >= 0; negative values are invalid and will be treated as 1"
 _EVENT_NAMES = {
     "involvedObject": "regarding",
@@ -204,6 +205,8 @@ class Server:
             return await self._part(request, target, target.resource)
         handlers = _ITEM if target.name else _COLLECTION
         handler = handlers.get(request.method)
+        if target.plural == "namespaces" and handler is _COLLECTION["DELETE"]:
+            handler = None
         if handler is None:
             message = "the server does not allow this method on the requested resource"
             raise failure(405, "MethodNotAllowed", message, {})
@@ -432,6 +435,8 @@ class Server:
         elif media != "application/json":
             why = f"the body of the request was in an unknown format - accepted media types include: {_MEDIA}"
             raise failure(415, "UnsupportedMediaType", why)
+        if len(body) > _BODY_LIMIT:
+            raise failure(413, "RequestEntityTooLarge", f"Request entity too large: limit is {_BODY_LIMIT}", {})
         obj, strict = schema.decode_body(resource, body)
         mode = request.query_params.get("fieldValidation") or "Warn"
         if strict and mode == "Strict":
@@ -545,6 +550,12 @@ class Server:
 
     async def _review(self, request: Request, user: User, kind: str, target: Target) -> Reply:
         obj, warnings = await self._decoded(request, Resource(target.group, target.version, target.plural, kind, False))
+        if kind.endswith("AccessReview"):
+            spec = obj.get("spec", {})
+            if ("resourceAttributes" in spec) == ("nonResourceAttributes" in spec):
+                words = "exactly one of nonResourceAttributes or resourceAttributes must be specified"
+                fault = validation.invalid("spec.resourceAttributes", spec.get("resourceAttributes"), words)
+                raise validation.invalid_error(target.group, kind, "", [fault])
         return Reply(201, review(self.access, user, kind, obj), warnings)
 
 

@@ -330,6 +330,8 @@ class Store:
         if old is None:
             raise not_found(resource, name)
         self._preconditions(resource, old, uid, resource_version)
+        if plural == "namespaces":
+            return self._terminate(resource, old, dry_run)
         new = copy.deepcopy(old)
         seconds = _grace(plural, old, grace)
         changed = self._mark(new, seconds)
@@ -498,6 +500,15 @@ class Store:
             why = f"does not match the ResourceVersion in record ({meta['resourceVersion']}). The object might have"
             message = f"{prefix} ResourceVersion in the precondition ({version}) {why} been modified"
             raise failure(409, "Conflict", message, details)
+
+    def _terminate(self, resource: Resource, old: Object, dry_run: bool) -> Object:
+        """A namespace stays, Terminating, until its controller has emptied and removed it."""
+        if "deletionTimestamp" in old["metadata"]:
+            return copy.deepcopy(old)
+        new = copy.deepcopy(old)
+        new["metadata"]["deletionTimestamp"] = stamp(self.clock.now())
+        new["status"] = {**new.get("status", {}), "phase": "Terminating"}
+        return new if dry_run else self._write(resource, "MODIFIED", new, old)
 
     def _mark(self, obj: Object, seconds: int) -> bool:
         meta = obj["metadata"]

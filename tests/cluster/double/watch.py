@@ -105,6 +105,8 @@ def _requirement(negated: str, key: str, operator: str | None, value: str | None
     if operator is None:
         return (lambda labels: key not in labels) if negated else (lambda labels: key in labels)
     if operator in ("in", "notin"):
+        if not (value.startswith("(") and value.endswith(")")):
+            raise _bad(f"unable to parse requirement: found '{value.lstrip('(')}', expected: '(', ',' or ')'")
         values = [item.strip() for item in value.strip("()").split(",")]
         return (
             (lambda labels: labels.get(key) in values)
