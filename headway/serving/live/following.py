@@ -132,6 +132,7 @@ class Following:
         self._settled = threading.Event()
         self._contact: float | None = None
         self._away = False
+        self.faulty = False
         self.endpoints: dict[str, Followed] = {}
         self._watcher = threading.Thread(target=self._watch, name="headway-watch", daemon=True)
         self._loading = threading.Thread(target=self._keep, name="headway-load", daemon=True)
@@ -168,7 +169,8 @@ class Following:
     def degraded(self, followed: Followed) -> tuple[str, ...]:
         """What callers of an endpoint should know."""
         away = ("catalog_unreachable",) if self.away else ()
-        return (*away, *((followed.problem,) if followed.problem else ()), *followed.notes)
+        fault = ("following_fault",) if self.faulty else ()
+        return (*away, *fault, *((followed.problem,) if followed.problem else ()), *followed.notes)
 
     def _recall(self, path: Path) -> None:
         """Take a kept pointer, if its statements verify with the public keys of today."""
@@ -262,20 +264,30 @@ class Following:
         self._looked.wait(FIRST_LOOK_SECONDS)
         while not self._stopping.is_set():
             self._work.clear()
-            for followed in list(self.endpoints.values()):
-                if followed.wanted is not None and time.monotonic() >= followed.retry_at:
-                    self._follow(followed, followed.wanted)
-                self._tend(lambda followed=followed: self._let_go(followed))
-            self._revive()
-            if all(f.settled for f in list(self.endpoints.values())):
+            try:
+                self._take_turn()
+                self.faulty = False
+            except Exception:
+                # With this thread, every scoring process would die; and who waits for the first load waits for it.
+                logger.exception("pointers cannot be followed now, because of a fault here")
+                self.faulty = True
                 self._settled.set()
-            if self._spare:
-                self._tend(self._loader.keep_spare)
             self._work.wait(_TICK_SECONDS)
         for version in self._versions():
             version.close()
         self._loader.close()
         self._settled.set()
+
+    def _take_turn(self) -> None:
+        for followed in list(self.endpoints.values()):
+            if followed.wanted is not None and time.monotonic() >= followed.retry_at:
+                self._follow(followed, followed.wanted)
+            self._tend(lambda followed=followed: self._let_go(followed))
+        self._revive()
+        if all(f.settled for f in list(self.endpoints.values())):
+            self._settled.set()
+        if self._spare:
+            self._tend(self._loader.keep_spare)
 
     def _tend(self, work: Callable[[], None]) -> None:
         """Do what can wait for the next turn: with this thread, every scoring process would die."""

@@ -15,6 +15,7 @@ from support.serving_model import keys_of
 from support.workbench import Workbench
 
 from headway.registry.promote import rollback
+from headway.serving.live.following import Following
 from headway.serving.live.types import NotReady
 from headway.serving.requests import RequestsRefused
 from headway.world import FORMAT
@@ -188,3 +189,18 @@ def test_a_server_that_stops_finishes_what_is_in_flight_and_refuses_the_rest(ben
     kept = spooled(bench.home / "serving" / "default" / "spool")
     assert len(kept) >= len(answers)
     assert {a.prediction_id for a in answers} <= {r.prediction_id for r in kept}
+
+
+def test_a_fault_of_the_loading_thread_is_told_and_what_serves_goes_on(
+    bench: Workbench, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(self: Following) -> None:
+        raise ZeroDivisionError("a fault that nobody thought of")
+
+    with LiveServer(bench) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Following, "_revive", fault)
+            server.until(lambda: server.degraded() == ("following_fault",))
+            (answer,) = server.ask(rows.slice(0, 1))
+            assert (answer.served.version, answer.degraded[0]) == (1, "following_fault")
+        server.until(lambda: server.degraded() == ())
