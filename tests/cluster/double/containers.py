@@ -120,7 +120,8 @@ class Process:
         self.send(signal.SIGKILL)
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+                # Not `process.kill()`: that looks for the exit code first and takes it away from the event loop.
+                os.kill(self.process.pid, signal.SIGKILL)
 
     def message(self) -> str:
         """What the container wrote to /dev/termination-log."""
