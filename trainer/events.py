@@ -288,6 +288,10 @@ class HeartbeatFile:
         self._count += 1
         _HEARTBEAT.pack_into(self._map, 0, self._count, self._may_take_s, self._clock())
 
+    def flush(self) -> None:
+        """Give what is mapped to the file system: on a network volume other hosts would see it late, or never."""
+        self._map.flush()
+
     def allow(self, may_take_s: float | None) -> None:
         """Beat, and let silence last `may_take_s` seconds from now on; None restores the run's rule."""
         self._may_take_s = may_take_s or 0.0

@@ -273,6 +273,7 @@ class Node:
             return
         self._fence_s = now
         self._heart.beat()
+        self._heart.flush()
         if reason := fenced(self._file, self._attempt):
             self._decide(Verdict(ExitCode.LOST_PEER, reason, fenced=True))
 

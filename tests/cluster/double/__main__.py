@@ -95,6 +95,9 @@ def _sockets(addresses: list[str]) -> list[socket.socket]:
             for one in opened:
                 one.close()
             continue
+        for one in opened:
+            # asyncio does it for sockets of its own making only; without it every answer waits for a delayed ACK.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
 
 
