@@ -10,6 +10,11 @@ from tests.cluster.double.store import RESOURCES, ApiError, Object, Store, owned
 _ABSENT = 1.0
 # Seconds until it acts on what is deleted in the foreground or orphans: a client's next request comes before.
 _REACTION = 0.08
+_CERTIFICATE_WORDS = (
+    "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the "
+    "internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes "
+    "clusters."
+)
 
 
 class Collector:
@@ -111,9 +116,9 @@ class Collector:
         uid = obj["metadata"]["uid"]
         for kind, dependent in self._dependents(uid):
             if "deletionTimestamp" not in dependent["metadata"] and not self._other_owner(dependent, uid):
-                self._delete(
-                    kind, dependent, "Foreground" if self._dependents(dependent["metadata"]["uid"]) else "Background"
-                )
+                # A Service has a dependent that the double does not model: its EndpointSlice.
+                owner = kind == "services" or self._dependents(dependent["metadata"]["uid"])
+                self._delete(kind, dependent, "Foreground" if owner else "Background")
         self._finish_foreground(uid)
 
     def _other_owner(self, obj: Object, uid: str) -> bool:
@@ -150,7 +155,11 @@ class Collector:
             return
         wanted = [("serviceaccounts", {"metadata": {"name": "default", "namespace": name}})]
         certificate = {
-            "metadata": {"name": "kube-root-ca.crt", "namespace": name},
+            "metadata": {
+                "name": "kube-root-ca.crt",
+                "namespace": name,
+                "annotations": {"kubernetes.io/description": _CERTIFICATE_WORDS},
+            },
             "data": {"ca.crt": self._certificate},
         }
         for plural, obj in [*wanted, ("configmaps", certificate)]:

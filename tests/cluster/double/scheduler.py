@@ -248,6 +248,9 @@ class Scheduler:
         nodes: list[Object],
         pods: list[Object],
     ) -> None:
+        if not nodes:
+            self._mark(pod, "no nodes available to schedule pods", None)
+            return
         words = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
         start = f"0/{len(nodes)} nodes are available: {missing or words or 'no nodes'}."
         if pod["status"].get("nominatedNodeName"):
