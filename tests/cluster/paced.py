@@ -67,7 +67,10 @@ def _watched(obj: Json) -> Json:
     obj = loose(obj)
     pod = obj.get("kind") == "Pod" or "containers" in obj.get("spec", {})
     if pod and "conditions" in obj.get("status", {}):
-        kept = [one for one in obj["status"]["conditions"] if one["type"] != "PodReadyToStartContainers"]
+        together = ["PodReadyToStartContainers"]
+        if obj["status"].get("phase") == "Pending" and "containerStatuses" in obj["status"]:
+            together += ["Ready", "ContainersReady"]
+        kept = [one for one in obj["status"]["conditions"] if one["type"] not in together]
         return {**obj, "status": {**obj["status"], "conditions": kept}}
     if obj.get("kind") == "Workload" and "conditions" in obj.get("status", {}):
         kept = [one for one in obj["status"]["conditions"] if one["type"] != "PodsReady"]
@@ -313,7 +316,11 @@ def _reached(wanted: Json, seen: Json) -> bool:
             if shown not in seen["conditions"]:
                 return False
     taints = [one["object"].get("spec", {}).get("taints", ()) for one in (wanted, seen)]
-    if wanted["object"].get("kind") == "Node" and len(taints[0]) != len(taints[1]):
+    back = any(
+        one["type"] == "Ready" and one["status"] == "True"
+        for one in seen["object"].get("status", {}).get("conditions", ())
+    )
+    if wanted["object"].get("kind") == "Node" and len(taints[0]) > len(taints[1]) and not back:
         return False
     old, new = wanted["object"].get("status", {}), seen["object"].get("status", {})
     return all(old.get(key, 0) <= new.get(key, 0) for key in ("ready", "succeeded", "failed")) or "conditions" in new
