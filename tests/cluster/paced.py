@@ -182,6 +182,7 @@ class PacedReplay(Replay):
         if (exchange.scenario, exchange.seq) in self._left_out:
             self._client.send(exchange, self.values)
             return []
+        found: list[str] = []
         deadline = time.monotonic() + golden.PATIENCE_S
         while exchange.method == "GET" and time.monotonic() < deadline:
             trial = self.values.trial()
@@ -219,8 +220,8 @@ class PacedReplay(Replay):
             stream.close()
             return []
         deadline = time.monotonic() + 1.0
-        watched = isinstance(stream, _LooseStream) and stream.exchange.path.endswith(_WATCHED)
-        while watched and time.monotonic() < deadline:
+        watched = stream.exchange.path.endswith(_WATCHED)
+        while isinstance(stream, _LooseStream) and watched and time.monotonic() < deadline:
             for cut in range(min(_BEYOND, len(stream.events()))):
                 stream.cut = cut
                 trial = self.values.trial()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Seconds until a kubelet acts on a deletion; not scaled, since a client's next request must find the pod unchanged.
 _NOTICE = 0.08
+_STARTING = 2.0
 _LOOK = 1.2
 _SETTLE = 0.3
 _REMOVE = 0.8
@@ -150,7 +151,7 @@ class PodWorker:
         self._over = False
         self._started_at = time.time()
         self._deleted = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._blocked = False
         self._kill_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -250,8 +251,10 @@ class PodWorker:
                 name = next((v["name"] for v in self.pod["spec"].get("volumes", ())), "")
                 message = f'MountVolume.SetUp failed for volume "{name}" : {missing}'
                 self._event("Warning", "FailedMount", message)
+                self._blocked = True
                 await self._clock.sleep(_RETRY)
             else:
+                self._blocked = False
                 break
         self.address = await self._kubelet.options.network.connect(self._kubelet.name, self.netns)
         self._kubelet.write_hosts()
@@ -440,10 +443,10 @@ class PodWorker:
         await self._deleted.wait()
         await asyncio.sleep(_NOTICE)
         await self._kubelet.online()
-        self._stopping = True
         life = self._tasks[1]
-        started = any(one.process or one.ended for one in self._init + self._main)
-        if not started and not life.done():
+        await self._until_started(life)
+        self._stopping = True
+        if not self._started() and not life.done():
             await self._stop_unstarted(life)
         elif not self._over:
             self._report()
@@ -452,6 +455,17 @@ class PodWorker:
         await self._kubelet.online()
         self._remove()
         await self._until_gone()
+
+    def _started(self) -> bool:
+        return any(one.process or one.ended for one in self._init + self._main)
+
+    async def _until_started(self, life: asyncio.Task[None]) -> None:
+        """A kubelet ends what it is doing first: containers that are being started start, and are then stopped."""
+        limit = time.time() + _STARTING
+        while not self._started() and not self._blocked and not life.done() and time.time() < limit:
+            if any(self._shown(one) for one in self._init + self._main):
+                return
+            await asyncio.sleep(0.01)
 
     async def _stop_unstarted(self, life: asyncio.Task[None]) -> None:
         life.cancel()
@@ -583,15 +597,15 @@ class PodWorker:
         initialized = ("ContainersNotInitialized", f"containers with incomplete status: [{' '.join(incomplete)}]")
         if not incomplete:
             initialized = ("PodCompleted" if final == "Succeeded" else "", "")
-        wanted = {
+        wanted: dict[str, tuple[bool, str, str]] = {
             "PodReadyToStartContainers": (self._sandbox, "", ""),
-            "Initialized": (not incomplete, *initialized),
+            "Initialized": (not incomplete, initialized[0], initialized[1]),
             "Ready": (not unready, reason, message),
             "ContainersReady": (not unready, reason, message),
         }
         before = {one["type"]: one for one in old.get("conditions", ())}
         others = [one for kind, one in before.items() if kind not in (*_OWN, "PodScheduled")]
-        own = [_condition(kind, *values, before.get(kind)) for kind, values in wanted.items()]
+        own = [_condition(kind, values, before.get(kind)) for kind, values in wanted.items()]
         scheduled = [before["PodScheduled"]] if "PodScheduled" in before else []
         marked = [{"type": one["type"], "observedGeneration": generation, **_rest(one)} for one in own + scheduled]
         return others + marked
@@ -601,7 +615,8 @@ def _rest(condition: Object) -> Object:
     return {key: value for key, value in condition.items() if key not in ("type", "observedGeneration")}
 
 
-def _condition(kind: str, holds: bool, reason: str, message: str, before: Object | None) -> Object:
+def _condition(kind: str, values: tuple[bool, str, str], before: Object | None) -> Object:
+    holds, reason, message = values
     status = "True" if holds else "False"
     since = before["lastTransitionTime"] if before and before["status"] == status else _time(time.time())
     condition: Object = {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": since}

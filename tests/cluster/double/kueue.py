@@ -178,12 +178,14 @@ class Kueue:
         while True:
             await asyncio.sleep(max(_PASS / self._clock.scale, _STEP))
             if self._faults.kueue_webhook() == "up" and self._store.version != seen:
+                # What a pass itself writes is looked at by the next one.
+                before = self._store.version
                 try:
                     await self._pass()
                 except ApiError as error:
                     if error.status not in (404, 409):
                         raise
-                seen = self._store.version if self._settled() else -1
+                seen = before if self._settled() else -1
 
     def _settled(self) -> bool:
         return not any(one["metadata"].get("annotations", {}).get(_STOPPING) for one in self._store.peek("jobs"))
