@@ -188,7 +188,12 @@ class Kueue:
                 seen = before if self._settled() else -1
 
     def _settled(self) -> bool:
-        return not any(one["metadata"].get("annotations", {}).get(_STOPPING) for one in self._store.peek("jobs"))
+        """Whether no Job and no Workload is on its way out: the next pass goes on with those."""
+        stopping = any(one["metadata"].get("annotations", {}).get(_STOPPING) for one in self._store.peek("jobs"))
+        leaving = (
+            condition(one, "Evicted") and condition(one, "QuotaReserved") for one in self._store.peek("workloads")
+        )
+        return not stopping and not any(leaving)
 
     def _now(self) -> str:
         return stamp(self._clock.now())
