@@ -23,7 +23,7 @@ def test_the_charts_role_is_enough(bench: ClusterBench, tmp_path: Path) -> None:
     account(bench, "launcher", launcher_rules())
     bench.kubeconfig = kubeconfig_of(bench, "launcher", tmp_path)
     first = bench.start(seed=1, orders={"ranks": {"1": {"at": 5, "attempts": [1], "do": "kill"}}})
-    assert bench.finished(first).status == "succeeded"
+    bench.succeeded(first)
     second = bench.start(seed=2, orders={"hold": True})
     bench.stepping(second)
     with bench.services() as services:
@@ -76,7 +76,7 @@ def test_a_missing_verb_is_named_and_the_run_waits_for_it(
     assert (run.status, len(run.attempts)) == ("open", 1)
     path = f"{GROUP}/namespaces/{bench.namespace}/roles/launcher"
     bench.cluster.admin.send("PATCH", path, {"rules": rules})
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     assert_sound(bench)
 
 

@@ -79,7 +79,7 @@ def test_a_lost_kubelet_is_given_up_and_its_rank_can_write_nothing_more(
     written = (old / "events.jsonl").read_bytes()
     assert b"node_end" not in written
     bench.order(run_id)
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     assert (old / "events.jsonl").read_bytes() == written
     faults.clear()
     wait_until(bench.empty, "the lost pod to go when its node is back")
@@ -101,7 +101,7 @@ def test_a_partition_is_found_by_the_hang_detector(bench: ClusterBench, faults: 
     assert hangs
     bench.stepping(run_id, attempt=2)
     bench.order(run_id)
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     assert steps_of(bench.recorded(run_id), 2)
     faults.clear()
     wait_until(bench.empty, "the cut pod to go when its node is back")
@@ -147,7 +147,7 @@ def test_what_the_cluster_refuses_is_shown_as_field_paths(bench: ClusterBench) -
     assert bench.empty()
     bench.changes.clear()
     assert bench.reconcile(run_id, bench.launcher())
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
 
 
 def evict(bench: ClusterBench, *nodes: int, attempt: int = 1) -> None:

@@ -71,6 +71,6 @@ def test_a_reconciler_that_slept_through_a_restart_changes_nothing(bench: Cluste
     wait_until(lambda: recorded_steps(bench, run_id) > known + 3, "the reconciler to go on")
     assert [job["metadata"]["labels"]["headway.dev/attempt"] for job in bench.things("jobs")] == ["2"]
     bench.order(run_id)
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     sleeper.kill()
     assert_sound(bench)

@@ -24,7 +24,7 @@ def headway(bench: ClusterBench, *arguments: str) -> Result:
 def test_what_every_rank_printed_is_kept_over_attempts(bench: ClusterBench) -> None:
     """The pods of attempt 1 are gone with the Job that failed; each rank's last line of it is there all the same."""
     run_id = bench.start(ranks=2, orders={"ranks": {"3": {"at": 5, "attempts": [1], "do": "kill"}}})
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     assert_sound(bench)
     for rank in range(4):
         first = headway(bench, "runs", "logs", run_id, "--rank", str(rank), "--attempt", "1")
@@ -45,7 +45,7 @@ def test_following_one_rank_ends_with_the_run(bench: ClusterBench) -> None:
 def test_what_the_nodes_themselves_said_is_kept_too(bench: ClusterBench) -> None:
     """The log of each pod, of both attempts, lies beside the events before its pod is deleted."""
     run_id = bench.start(orders={"ranks": {"1": {"at": 5, "attempts": [1], "do": "kill"}}})
-    assert bench.finished(run_id).status == "succeeded"
+    bench.succeeded(run_id)
     for attempt in (1, 2):
         folder = bench.attempt_file(run_id, attempt).parent / "logs"
         assert {file.name.split(".")[0] for file in folder.glob("*.log")} == {"node-0", "node-1"}

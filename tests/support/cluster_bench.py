@@ -154,6 +154,12 @@ class ClusterBench:
         """Reconcile a run to its end."""
         return self.until(run_id, lambda run: run.status != "open", "the end")
 
+    def succeeded(self, run_id: str) -> TrainingRun:
+        """Reconcile a run to its end, which has to be a good one."""
+        run = self.finished(run_id)
+        assert run.status == "succeeded", [(a.attempt, a.state, a.reason_code, a.reason) for a in run.attempts]
+        return run
+
     def stepping(self, run_id: str, attempt: int = 1, steps: int = 1) -> None:
         """Reconcile until rank 0 of an attempt has made `steps` steps."""
 
