@@ -188,12 +188,7 @@ class Kueue:
                 seen = before if self._settled() else -1
 
     def _settled(self) -> bool:
-        """Whether no Job and no Workload is on its way out: the next pass goes on with those."""
-        stopping = any(one["metadata"].get("annotations", {}).get(_STOPPING) for one in self._store.peek("jobs"))
-        leaving = (
-            condition(one, "Evicted") and condition(one, "QuotaReserved") for one in self._store.peek("workloads")
-        )
-        return not stopping and not any(leaving)
+        return not any(one["metadata"].get("annotations", {}).get(_STOPPING) for one in self._store.peek("jobs"))
 
     def _now(self) -> str:
         return stamp(self._clock.now())
