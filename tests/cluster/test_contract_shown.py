@@ -28,7 +28,8 @@ def test_what_every_rank_printed_is_kept_over_attempts(bench: ClusterBench) -> N
     assert_sound(bench)
     for rank in range(4):
         first = headway(bench, "runs", "logs", run_id, "--rank", str(rank), "--attempt", "1")
-        assert f"rank {rank} step 5" in first.output
+        # The others may be ended before they say that they are at the step at which rank 3 dies.
+        assert f"rank {rank} step {5 if rank == 3 else 4}" in first.output
         second = headway(bench, "runs", "logs", run_id, "--rank", str(rank))
         assert second.output.splitlines()[0] == f"rank {rank} step 4"
         assert second.output.splitlines()[-1] == f"rank {rank} step 6"
