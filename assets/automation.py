@@ -4,6 +4,9 @@ import dagster as dg
 
 from resources.platform import Platform
 
+# Dagster gives a tick 60 s; what was begun may take as long again.
+_TICK_S = 20.0
+
 
 @dg.sensor(
     name="reconcile_training",
@@ -16,7 +19,7 @@ def reconcile_training(context: dg.SensorEvaluationContext, platform: Platform) 
     from headway.training.reconcile import Reconciler
 
     try:
-        actions = Reconciler(platform.services(), platform.launcher()).all()
+        actions = Reconciler(platform.services(), platform.launcher()).all(within_s=_TICK_S)
     finally:
         platform.close()
     for action in actions:

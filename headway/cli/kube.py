@@ -11,6 +11,7 @@ from headway.errors import HeadwayError
 from headway.home import Settings
 
 if TYPE_CHECKING:
+    from headway.training.attempt import Accelerator
     from headway.training.kubernetes.platform import Platform
     from trainer.spec import AttemptSpec, RunSpec
 
@@ -54,7 +55,8 @@ def render(settings: Settings, spec: str, backend: str, profile: Path | None, ou
     if file is None:
         click.echo("no platform profile is named (--platform, HEADWAY_PLATFORM): an example is used", err=True)
     platform = example() if file is None else load_platform(file)
-    attempt, run_spec = _of_file(settings, Path(spec)) if Path(spec).is_file() else _of_run(settings, spec)
+    given = _of_file if Path(spec).is_file() else _of_run
+    attempt, run_spec = given(settings, spec, "cuda" if platform.gpu.count else "cpu")
     text = as_yaml(documents(settings, backend, attempt, run_spec, platform))
     if out is None:
         click.echo(text, nl=False)
@@ -97,20 +99,21 @@ def as_yaml(objects: list[dict[str, Any]]) -> str:
     return yaml.dump_all(objects, Dumper=Plain, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _of_file(settings: Settings, file: Path) -> tuple[AttemptSpec, RunSpec]:
+def _of_file(settings: Settings, name: str, accelerator: Accelerator) -> tuple[AttemptSpec, RunSpec]:
     """The first attempt of a run of this spec; its id follows from the spec's digest."""
     from trainer.spec import SpecRefused, parse_run
 
+    file = Path(name)
     try:
         spec = parse_run(file.read_bytes())
     except OSError as error:
         raise SpecUnusable(f"{file} cannot be read: {error.strerror}", "name a readable file") from error
     except SpecRefused as error:
         raise SpecUnusable(f"{file}: {error}", "correct that field of the run spec") from error
-    return _attempt(settings, spec, spec.digest.removeprefix("sha256:")[:24], 1, 1), spec
+    return _attempt(settings, spec, spec.digest.removeprefix("sha256:")[:24], 1, 1, accelerator), spec
 
 
-def _of_run(settings: Settings, reference: str) -> tuple[AttemptSpec, RunSpec]:
+def _of_run(settings: Settings, reference: str, accelerator: Accelerator) -> tuple[AttemptSpec, RunSpec]:
     """The newest attempt of a run of the catalog."""
     from headway.cli.runs import find_run
     from headway.services import open_services
@@ -119,15 +122,19 @@ def _of_run(settings: Settings, reference: str) -> tuple[AttemptSpec, RunSpec]:
     with open_services(settings) as services:
         run = find_run(services, reference)
         spec = parse_run(services.store.get_bytes(run.facts.spec_digest))
-    attempt = _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token)
+    attempt = _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token, accelerator)
     submitted = Path(attempt.run_dir) / "attempts" / str(attempt.attempt) / "attempt.json"
     # What was sent, where it was; it holds the variables of the day.
     return (parse_attempt(submitted.read_bytes()) if submitted.exists() else attempt), spec
 
 
-def _attempt(settings: Settings, spec: RunSpec, run_id: str, number: int, token: int) -> AttemptSpec:
+def _attempt(
+    settings: Settings, spec: RunSpec, run_id: str, number: int, token: int, accelerator: Accelerator
+) -> AttemptSpec:
     from headway.training.attempt import attempt_spec
     from headway.training.launchers import runs_root_of
 
     run_dir = runs_root_of(settings) / run_id
-    return attempt_spec(spec, run_id, number, token, run_dir=run_dir, store_root=settings.store_root, accelerator="cpu")
+    return attempt_spec(
+        spec, run_id, number, token, run_dir=run_dir, store_root=settings.store_root, accelerator=accelerator
+    )

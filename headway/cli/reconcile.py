@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,7 @@ from headway.errors import HeadwayError
 from headway.home import Settings
 
 if TYPE_CHECKING:
+    from headway.training.launch import Launcher
     from headway.training.reconcile import Action
 
 
@@ -35,7 +38,8 @@ def command(settings: Settings, dry_run: bool, watch: float | None, as_json: boo
     if watch is not None:
         _watch(settings, watch, dry_run, as_json)
         return
-    actions = _once(settings, dry_run)
+    with _launcher(settings) as launcher:
+        actions = _once(settings, launcher, dry_run)
     _print(actions, dry_run, as_json)
     if not (actions or as_json):
         click.echo("rows and processes agree")
@@ -47,26 +51,34 @@ def _watch(settings: Settings, every_s: float, dry_run: bool, as_json: bool) -> 
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    while not ended.is_set():
-        try:
-            _print(_once(settings, dry_run), dry_run, as_json)
-        except HeadwayError as error:
-            # The database or the home is away: the next look finds out whether it is back.
-            click.echo(str(error), err=True)
-        ended.wait(every_s)
+    # One launcher for all looks: between them it follows what pods print, and how they end.
+    with _launcher(settings) as launcher:
+        while not ended.is_set():
+            try:
+                _print(_once(settings, launcher, dry_run), dry_run, as_json)
+            except HeadwayError as error:
+                # The database or the home is away: the next look finds out whether it is back.
+                click.echo(str(error), err=True)
+            ended.wait(every_s)
 
 
-def _once(settings: Settings, dry_run: bool) -> list[Action]:
-    from headway.services import open_services
+@contextmanager
+def _launcher(settings: Settings) -> Iterator[Launcher]:
     from headway.training.launchers import launcher_for
+
+    launcher = launcher_for(settings)
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
+
+def _once(settings: Settings, launcher: Launcher, dry_run: bool) -> list[Action]:
+    from headway.services import open_services
     from headway.training.reconcile import Reconciler
 
     with open_services(settings) as services:
-        launcher = launcher_for(settings)
-        try:
-            return Reconciler(services, launcher, dry_run=dry_run).all()
-        finally:
-            launcher.close()
+        return Reconciler(services, launcher, dry_run=dry_run).all()
 
 
 def _print(actions: list[Action], dry_run: bool, as_json: bool) -> None:

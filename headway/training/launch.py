@@ -25,6 +25,10 @@ class LaunchRefused(LaunchError):
     """An attempt that must not be started: it contradicts what stands there, or a later one exists."""
 
 
+class AttemptRefused(LaunchRefused):
+    """An attempt that the place where attempts run will never take as it is: its run ends with it."""
+
+
 class LaunchFailed(LaunchError):
     """Starting the attempt's processes failed."""
 
@@ -57,10 +61,11 @@ Stray: TypeAlias = tuple[str, int, int | str]
 class Observation:
     """What was seen of one attempt.
 
-    `absent`: nothing was started (submitting again is right). `ended` without a `code`: who kept watch was lost, and
-    with it how the attempt ended. `code` and `exit_codes` are those of `trainer.spec.ExitCode`, a node that was killed
-    has its negative signal, one that never started None. `ended_at` is microseconds UTC. `supervisor_stuck`: who keeps
-    watch lives and does nothing (it was stopped, or hangs), so that the attempt never ends by itself: kill it.
+    `absent`: nothing was started (submitting again is right; with `supervisor_alive` it goes on with what is there).
+    `ended` without a `code`: who kept watch was lost, and with it how the attempt ended. `code` and `exit_codes` are
+    those of `trainer.spec.ExitCode`, a node that was killed has its negative signal, one that never started None.
+    `ended_at` is microseconds UTC. `supervisor_stuck`: who keeps watch lives and does nothing (it was stopped, or
+    hangs), so that the attempt never ends by itself: kill it.
     `reason_code` of an end is a code of `reasons.ENDED`, "" where the exit code says it all.
     """
 
@@ -94,6 +99,7 @@ class Launcher(Protocol):
 
         Raises:
             LaunchRefused: other content stands under the same name, or a later attempt exists.
+            AttemptRefused: the same would be refused again.
             LaunchFailed: the processes could not be started.
         """
         ...

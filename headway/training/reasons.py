@@ -30,6 +30,11 @@ ENDED: dict[str, Reason] = {
         Reason("done", "every node ended with 0 and the artifact verifies", "never"),
         Reason("code_failed", "the user's code failed: exit 65, with the rank's own words", "never"),
         Reason("refused_spec", "the trainer refused the run spec: exit 64", "never"),
+        Reason(
+            "refused_manifest",
+            "the cluster refuses its manifest, with the paths of the fields: mend the profile",
+            "never",
+        ),
         Reason("cancelled", "a person asked for the end", "never"),
         Reason("exceeds_quota", "more than the queue can ever give: raise the quota or ask for less", "never"),
         Reason("deadline", "it ran longer than its budget of time, counted from the first step", "never"),

@@ -7,6 +7,9 @@ here and nowhere else, and only by observation.
 
 from __future__ import annotations
 
+import math
+import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +26,7 @@ from headway.catalog.errors import (
 from headway.errors import HeadwayError
 from headway.services import Services
 from headway.training.attempt import attempt_spec
-from headway.training.launch import Launcher, LauncherUnavailable, Observation, Waiting
+from headway.training.launch import AttemptRefused, Launcher, LauncherUnavailable, Observation, Waiting
 from headway.training.reasons import ENDED, Retry, reason_of_exit
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
@@ -89,18 +92,32 @@ class Reconciler:
         self._launcher = launcher
         self._dry_run = dry_run
 
-    def all(self) -> list[Action]:
-        """Reconcile every open attempt, then end processes that belong to none; a run that cannot be stops no other."""
+    def all(self, within_s: float = math.inf) -> list[Action]:
+        """Reconcile every open attempt, then end processes that belong to none; a run that cannot be stops no other.
+
+        Args:
+            within_s: after so many seconds nothing more is begun; what is left is for the next call. The order is drawn
+                anew each time, so that the same ones are not left every time.
+        """
         done: list[Action] = []
-        for attempt in self._services.catalog.open_attempts(self._services.principal):
+        deadline = time.monotonic() + within_s
+        attempts = self._services.catalog.open_attempts(self._services.principal)
+        if within_s < math.inf:
+            random.shuffle(attempts)
+        for looked_at, attempt in enumerate(attempts):
+            if time.monotonic() > deadline:
+                left = f"{len(attempts) - looked_at} attempts were not looked at within {within_s:g} s: the next time"
+                return [*done, Action("", 0, "unavailable", left)]
             try:
                 done += self.run(attempt.run_id)
-            except HeadwayError as error:
+            except (HeadwayError, OSError) as error:
                 done.append(Action(attempt.run_id, attempt.attempt, "error", str(error)))
         try:
-            return done + list(self._strays())
+            for action in self._strays(deadline):
+                done.append(action)
         except LauncherUnavailable as error:
-            return [*done, Action("", 0, "unavailable", str(error))]
+            done.append(Action("", 0, "unavailable", str(error)))
+        return done
 
     def run(self, run_id: str) -> list[Action]:
         """Reconcile the newest attempt of one run; where its launcher cannot be reached, nothing is concluded."""
@@ -157,14 +174,25 @@ class Reconciler:
             never = Verdict("cancelled", "cancelled before it started", "cancelled")
             yield from self._finish(run, attempt, never, seen, None)
             return
-        if attempt.state == "running":
+        if attempt.state == "running" and not seen.supervisor_alive:
             # It was there, and nothing that it wrote is: starting it again would run it twice.
             yield from self._kill(attempt, "its files are gone: ending what is left of it")
             yield from self._finish(run, attempt, Verdict("lost", "its files are gone", "lost"), seen, None)
             return
         yield Action(run.run_id, attempt.attempt, "submit", "the row is there and no process is: starting it")
         if not self._dry_run:
+            yield from self._submit(run, attempt)
+
+    def _submit(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
+        """Start an attempt; one that can never be started ends its run, instead of being tried again for ever."""
+        try:
             self.submit(run, attempt)
+        except AttemptRefused as refused:
+            # A part of it may have been made before another part was refused.
+            self._launcher.kill(run.run_id, attempt.attempt)
+            words = "; ".join(refused.message.splitlines())
+            verdict = Verdict("failed", f"the place where it should run refuses it: {words}", "refused_manifest")
+            yield from self._finish(run, attempt, verdict, Observation("absent"), None)
 
     def submit(self, run: TrainingRun, attempt: Attempt) -> None:
         """Start an attempt whose row is committed; finds it when it was started before."""
@@ -269,7 +297,7 @@ class Reconciler:
         """Start the attempt that was committed together with the end, or say what forbade one."""
         if run.status == "open":
             yield Action(run.run_id, run.last.attempt, "restart", f"attempt {run.last.attempt} follows")
-            self.submit(run, run.last)
+            yield from self._submit(run, run.last)
             return
         try:
             self._services.catalog.restart_run(
@@ -287,7 +315,7 @@ class Reconciler:
                 return f"its event stream is broken: {error}"
         return ""
 
-    def _strays(self) -> Iterator[Action]:
+    def _strays(self, deadline: float) -> Iterator[Action]:
         """Processes of an attempt that is over or superseded: what nobody will ever observe again.
 
         Those of a run that this catalog does not know are named and left alone: another catalog may know them.
@@ -303,9 +331,20 @@ class Reconciler:
                 unknown = "its processes belong to no run of this catalog: look whose they are, then end them by hand"
                 yield Action(run_id, attempt, "error", unknown)
                 continue
+            if time.monotonic() > deadline:
+                return
             yield Action(run_id, attempt, "kill", "its processes live on after its end: ending them")
             if not self._dry_run:
-                self._launcher.kill(run_id, attempt)
+                yield from self._end_stray(run_id, attempt)
+
+    def _end_stray(self, run_id: str, attempt: int) -> Iterator[Action]:
+        """End what lives on of an attempt; where that fails, the others are ended all the same."""
+        try:
+            self._launcher.kill(run_id, attempt)
+        except LauncherUnavailable:
+            raise
+        except (HeadwayError, OSError) as error:
+            yield Action(run_id, attempt, "error", str(error))
 
 
 def _keep(services: Services, launcher: Launcher, attempt: Attempt, node: int) -> None:

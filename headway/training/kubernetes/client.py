@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlencode
 
-from headway.training.launch import LaunchError, LauncherUnavailable
+from headway.training.launch import AttemptRefused, LaunchError, LauncherUnavailable
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
     from urllib3 import BaseHTTPResponse
 
 CONNECT_S = 5.0
-READ_S = 30.0
+READ_S = 20.0
+# A call that failed is not repeated once so much time went by: whoever waits for it has others to look after.
+REPEAT_S = 10.0
 WATCH_S = 30
 _WATCH_MARGIN_S = 15.0
 _PAUSES_S = (0.2, 0.5, 1.0)
@@ -78,7 +80,7 @@ class Forbidden(LaunchError):
     """401 or 403: the account may not do this."""
 
 
-class ManifestRefused(LaunchError):
+class ManifestRefused(AttemptRefused):
     """400, 422 or an admission rule: the server refuses the document; the message names its fields."""
 
 
@@ -348,11 +350,12 @@ class ClusterClient:
         content: str = "application/json",
     ) -> BaseHTTPResponse:
         """One call with its whole answer, repeated when the fault may pass: every call here may be made twice."""
+        began_s = time.monotonic()
         for pause_s in (*_PAUSES_S, None):
             try:
                 return self._once(method, path, body=body, query=query, content=content)
             except _Passing as fault:
-                if pause_s is None:
+                if pause_s is None or time.monotonic() - began_s > REPEAT_S:
                     raise fault.error from fault
                 time.sleep(max(pause_s, fault.after_s))
         raise AssertionError("unreachable")

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -191,7 +192,15 @@ class AttemptFacts:
             heard: this process's memory of heartbeats.
             watched: nodes that should be alive, and after how many seconds of silence one looks on whether they are.
         """
-        return tuple(self._node(node, heard, watched.get(node)) for node in range(attempt.nodes))
+        seen = {node: self._node(node, heard) for node in range(attempt.nodes)}
+        silent = {
+            node: self._heartbeat(node)
+            for node, facts in seen.items()
+            if facts.silent_s is not None and facts.silent_s > watched.get(node, math.inf)
+        }
+        for node in _moving(silent):
+            seen[node] = replace(seen[node], silent_s=0.0)
+        return tuple(seen.values())
 
     def first_step_at(self, node: int) -> int | None:
         """When the node's stream tells of the first training step, microseconds UTC; None before."""
@@ -203,14 +212,12 @@ class AttemptFacts:
             after = events[-1].seq
         return None
 
-    def _node(self, node: int, heard: Heard, look_on_after_s: float | None) -> NodeFacts:
-        path = node_folder(self.folder / "attempt.json", node) / "node.heartbeat"
+    def _node(self, node: int, heard: Heard) -> NodeFacts:
+        path = self._heartbeat(node)
         beat = read_heartbeat(path)
         first, last = self._span(node)
         seen = [at for at in (last.at if last else None, beat.at if beat else None, first) if at is not None]
         silent = None if beat is None else max((now_us() - beat.at) / 1e6, heard.silence_s(path, beat))
-        if look_on_after_s is not None and silent is not None and silent > look_on_after_s and _moves(path, beat):
-            silent = 0.0
         return NodeFacts(
             node,
             end=last if last is not None and last.kind == "node_end" else None,
@@ -227,6 +234,9 @@ class AttemptFacts:
         except StreamBroken:
             return (self.folder / "attempt.json").stat().st_mtime_ns // 1_000, None
         return (first[0].at if first else None), last
+
+    def _heartbeat(self, node: int) -> Path:
+        return node_folder(self.folder / "attempt.json", node) / "node.heartbeat"
 
     def _stream(self, node: int) -> Path:
         return node_folder(self.folder / "attempt.json", node) / "events.jsonl"
@@ -245,14 +255,16 @@ def write_once(path: Path, content: bytes) -> None:
         )
 
 
-def _moves(path: Path, first: Beat | None) -> bool:
-    """Whether a heartbeat goes on while one looks: clocks of two machines prove nothing."""
+def _moving(paths: Mapping[int, Path]) -> set[int]:
+    """Whose heartbeats go on while one looks at all of them: clocks of two machines prove nothing."""
+    still = {node: read_heartbeat(path) for node, path in paths.items()}
     # Counted in looks: a machine that stands still meanwhile takes nothing from them.
     for _ in range(round(LOOK_ON_S / _LOOK_EVERY_S)):
+        if not still:
+            break
         time.sleep(_LOOK_EVERY_S)
-        if read_heartbeat(path) != first:
-            return True
-    return False
+        still = {node: first for node, first in still.items() if read_heartbeat(paths[node]) == first}
+    return paths.keys() - still.keys()
 
 
 def _create(path: Path, content: bytes) -> None:

@@ -48,7 +48,8 @@ from headway.training.launch import KillFailed, LaunchError, LaunchRefused, Obse
 from trainer.events import Event, StreamBroken, now_us, read_events
 from trainer.spec import AttemptSpec, ExitCode, RunSpec
 
-KILL_S = 90.0
+# Of a Dagster sensor's 60 s; what is still there then is ended further the next time.
+KILL_S = 30.0
 # How long a submit waits for an object of the same name to be gone; longer, and it is tried again later.
 ADOPT_S = 2.0
 CATCH_UP_S = 5.0
@@ -145,6 +146,10 @@ class KubernetesLauncher:
             return
         job = self._make_job(rendered.job, marker)
         metadata = job["metadata"]
+        if facts.final() is not None or facts.later_attempts():
+            # Its end was recorded, and its first Job released, while this submitter was held up.
+            self._delete(names.name, metadata["uid"])
+            return
         marker = Marker(names.name, self._platform.namespace, metadata["uid"], metadata["creationTimestamp"])
         facts.write_marker(marker)
         self._make_service(owned_by(rendered.service, names.name, marker.uid), marker.uid)
@@ -369,10 +374,11 @@ class KubernetesLauncher:
         if owner is None or not self._is_ours(pod, *owner):
             return
         fact, facts = pod_fact(pod), self._facts(*owner)
-        if not (fact.ended or fact.deleted_at is not None or fact.disruption) or not facts.folder.is_dir():
+        if not (fact.ended or fact.deleted_at is not None or fact.disruption):
             return
         try:
-            facts.remember(fact)
+            if facts.folder.is_dir():
+                facts.remember(fact)
         except (OSError, LaunchError) as error:
             # The volume is full or away: what the node itself wrote must do.
             logger.warning("what was seen of pod %s could not be kept: %s", fact.name, error)

@@ -19,7 +19,7 @@ container can be killed for its memory and show exit 0).
 | pod being deleted on a host that is not ready | given up, `node_lost` |
 | pod being deleted, its grace long past, or (hosts unreadable) its node silent | given up, `node_lost` |
 | node silent for `restart.hang_floor_s`, its pod running | given up, `hung` |
-| image, Secret or volume missing for too long | given up, `image_pull` or `config_error` |
+| image, Secret or volume missing, or pods refused, for too long | given up, `image_pull` or `config_error` |
 | longer than `active_deadline_s` since the first step | given up, `deadline` |
 """
 
@@ -187,8 +187,8 @@ def observe(sight: Sight, platform: Platform) -> Observation | End:
         return Observation("absent")
     if ended := terminal(job):
         return _verdict(sight, ended)
-    if sight.marker is not None and not sight.marker.submitted:
-        return Observation("absent")
+    if sight.marker is None or not sight.marker.submitted:
+        return Observation("absent", supervisor_alive=True)
     if end := _given_up(sight, platform, job):
         return end
     waiting = _waiting(sight, job, platform)
@@ -274,7 +274,7 @@ def _given_up(sight: Sight, platform: Platform, job: Mapping[str, Any]) -> End |
         return _suspended(sight)
     if end := _hung(sight):
         return end
-    if end := _pending_too_long(sight, platform):
+    if end := _pending_too_long(sight, platform) or _podless_too_long(sight, platform, job):
         return end
     steps = [node.first_step_at for node in sight.nodes if node.first_step_at is not None]
     limit = platform.active_deadline_s
@@ -355,6 +355,24 @@ def _pending_too_long(sight: Sight, platform: Platform) -> End | None:
     return None
 
 
+def _podless_too_long(sight: Sight, platform: Platform, job: Mapping[str, Any]) -> End | None:
+    """The Job started, and its pods may not be made: a policy, an account or a class of priority that is not there."""
+    since, refused = _us((job.get("status") or {}).get("startTime")), _refused_pods(sight)
+    # A namespace's quota is a place to wait for; what others hold comes free.
+    full = any("exceeded quota" in words for words in refused)
+    limit = platform.max_pending_s if full else platform.max_pending_s or START_PENDING_S
+    if sight.pods or sight.begun or not refused or since is None or limit is None or job["spec"].get("suspend"):
+        return None
+    if sight.now - since <= limit * 1_000_000:
+        return None
+    reason = "never_started" if full else "config_error"
+    return _give_up(sight, reason, ExitCode.LOST_PEER, f"for {limit:.0f} s no pod could be made: {refused[-1]}")
+
+
+def _refused_pods(sight: Sight) -> list[str]:
+    return [event.get("message") or "" for event in sight.events if event.get("reason") in _NO_PODS]
+
+
 def _trouble(pod: PodFact, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Why the pod does not run: a code of `reasons.WAITING` and the cluster's words, ("", "") when nothing is wrong."""
     if pod.unschedulable and not pod.host:
@@ -389,7 +407,7 @@ def _waiting(sight: Sight, job: Mapping[str, Any], platform: Platform) -> Waitin
     if any(pod.started_at is None for pod in sight.living):
         return Waiting("starting", "its pods are being started")
     if not sight.pods and not sight.begun:
-        refused = [e.get("message") or "" for e in sight.events if e.get("reason") in _NO_PODS]
+        refused = _refused_pods(sight)
         return Waiting("config_error" if refused else "starting", refused[-1] if refused else "no pod was made yet")
     if not sight.begun:
         return Waiting("starting", "its nodes have not spoken yet")

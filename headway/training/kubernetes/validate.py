@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from headway.training.launch import LaunchRefused
+from headway.training.launch import AttemptRefused
 
 # A DNS label; what Services, Jobs with pods, and hostnames are held to.
 NAME_LIMIT = 63
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
         return f"{self.field}: {self.problem}"
 
 
-class ManifestInvalid(LaunchRefused):
+class ManifestInvalid(AttemptRefused):
     """A manifest that no cluster would take; `problems` lists every fault with its field path."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -3,6 +3,8 @@
 The launcher is a double at the outer boundary: what a cluster answers here is tested with the launcher itself.
 """
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,8 @@ from headway.loading import load_pipeline
 from headway.services import Services
 from headway.training.attempt import Accelerator
 from headway.training.follow import Follower, follow
-from headway.training.launch import LauncherUnavailable, Observation, Stray, Waiting
+from headway.training.kubernetes.client import ManifestRefused
+from headway.training.launch import KillFailed, LaunchError, LauncherUnavailable, Observation, Stray, Waiting
 from headway.training.plan import Overrides, plan_run
 from headway.training.reconcile import Action, Reconciler
 from headway.training.submit import submit
@@ -33,9 +36,14 @@ class Scripted:
     asked: list[str] = field(default_factory=list[str])
     name: str = "scripted"
     accelerator: Accelerator = "cpu"
+    refuses: LaunchError | None = None
+    left: list[Stray] = field(default_factory=list[Stray])
+    immortal: int = 0
 
     def submit(self, attempt: AttemptSpec, spec: RunSpec) -> None:
         self.asked.append(f"submit {attempt.attempt}")
+        if self.refuses is not None:
+            raise self.refuses
 
     def observe(self, run_id: str, attempt: int) -> Observation:
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
@@ -51,6 +59,8 @@ class Scripted:
 
     def kill(self, run_id: str, attempt: int) -> None:
         self.asked.append(f"kill {attempt}")
+        if attempt == self.immortal:
+            raise KillFailed("pods/x is still there", "look at its finalizers")
 
     def release(self, run_id: str, attempt: int) -> None:
         self.asked.append(f"release {attempt}")
@@ -58,7 +68,7 @@ class Scripted:
     def strays(self) -> list[Stray]:
         if isinstance(self.looks[0], LauncherUnavailable):
             raise self.looks[0]
-        return []
+        return self.left
 
     def run_dir(self, run_id: str) -> Path:
         return self.root / run_id
@@ -67,7 +77,7 @@ class Scripted:
         return self.root / run_id / name
 
     def close(self) -> None:
-        pass
+        self.asked.append("close")
 
 
 AWAY = LauncherUnavailable("the API server does not answer", "wait, or look at the cluster")
@@ -174,3 +184,83 @@ def test_what_can_never_fit_is_not_tried_again(
     plan = plan_run(services, load_pipeline(bench.folder), AS_OF, Overrides())
     with pytest.raises(RunRefused, match="exceeds_quota"):
         submit(services, launcher, plan, asker="person")
+
+
+REFUSED = ManifestRefused("spec.template.spec.priorityClassName: no such class\nspec.parallelism: too many", "mend it")
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_what_the_cluster_refuses_ends_the_run_with_its_field_paths_and_is_never_sent_again(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str, attempts: int
+) -> None:
+    """As the first attempt, found missing, or as one that follows another."""
+    launcher.refuses = REFUSED
+    look(services, launcher, run_id, *([ABSENT] if attempts == 1 else [ends(77, "evicted")]))
+    run = look(services, launcher, run_id, ABSENT, ABSENT)
+    assert (run.status, len(run.attempts)) == ("failed", attempts)
+    assert (run.last.reason_code, run.last.retry, run.last.worker_seconds) == ("refused_manifest", "never", 0.0)
+    assert run.last.reason is not None
+    for words in ("spec.template.spec.priorityClassName: no such class", "spec.parallelism: too many"):
+        assert words in run.last.reason
+    # What was made of it before it was refused goes; nothing is asked for again.
+    assert launcher.asked[-3:] == [f"submit {attempts}", f"kill {attempts}", f"release {attempts}"]
+    assert bench.json("runs", "show", run_id)["attempt"][-1]["reason_code"] == "refused_manifest"
+    plan = plan_run(services, load_pipeline(bench.folder), AS_OF, Overrides())
+    with pytest.raises(RunRefused, match="priorityClassName"):
+        submit(services, launcher, plan, asker="machine")
+    launcher.refuses = None
+    assert submit(services, launcher, plan, asker="person", retry=True).decision == "started"
+
+
+def test_an_unfinished_submission_of_a_running_attempt_is_finished_and_not_ended(
+    services: Services, launcher: Scripted, run_id: str
+) -> None:
+    look(services, launcher, run_id, Observation("running"))
+    run = look(services, launcher, run_id, Observation("absent", supervisor_alive=True))
+    assert (run.last.state, launcher.asked[-1]) == ("running", "submit 1")
+    assert look(services, launcher, run_id, ABSENT).attempts[0].reason_code == "lost"
+
+
+def test_a_stray_that_cannot_be_ended_keeps_no_other_alive(services: Services, launcher: Scripted, run_id: str) -> None:
+    launcher.looks = [Observation("running")]
+    launcher.left, launcher.immortal = [(run_id, 7, "Pod x"), (run_id, 8, "Pod y")], 7
+    actions = Reconciler(services, launcher).all()
+    assert [(a.attempt, a.kind) for a in actions if a.kind != "running"] == [(7, "kill"), (7, "error"), (8, "kill")]
+
+
+def test_a_look_that_takes_too_long_leaves_the_rest_for_the_next(
+    services: Services, launcher: Scripted, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher.looks, launcher.left = [Observation("running")], [(run_id, 8, "Pod y")]
+    now = iter(range(0, 1_000, 30))
+    monkeypatch.setattr("headway.training.reconcile.time.monotonic", lambda: float(next(now)))
+    (action,) = Reconciler(services, launcher).all(within_s=20.0)
+    assert (action.kind, "1 attempts were not looked at" in action.detail) == ("unavailable", True)
+    assert [asked for asked in launcher.asked if "kill" in asked] == []
+
+
+def test_looking_again_and_again_keeps_one_launcher_that_follows_meanwhile(
+    bench: TrainingBench, launcher: Scripted, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods print and vanish between two looks: a launcher that was closed after each would see none of it."""
+    launcher.looks = [Observation("running")]
+    made: list[Scripted] = []
+    looks: list[list[str]] = []
+
+    def strays() -> list[Stray]:
+        looks.append(list(launcher.asked))
+        if len(looks) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(launcher, "strays", strays)
+    monkeypatch.setattr("headway.training.launchers.launcher_for", lambda _: made.append(launcher) or launcher)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert bench.run("reconcile", "--watch", "1").exit_code == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (len(looks), len(made)) == (3, 1)
+    assert not any("close" in asked for asked in looks)
+    assert launcher.asked[-1] == "close"

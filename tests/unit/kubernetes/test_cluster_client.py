@@ -273,3 +273,14 @@ def test_a_log_is_bytes_line_by_line(server: Server, client: ClusterClient) -> N
     path, query = server.asked[0][1:3]
     assert path == "/api/v1/namespaces/team/pods/p/log"
     assert query == {"container": ["trainer"], "sinceTime": ["2013-06-01T00:00:00Z"], "timestamps": ["true"]}
+
+
+def test_who_waits_for_a_slow_server_is_not_kept_for_minutes(
+    server: Server, client: ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its answers may take long, so that a call that took its time is not repeated."""
+    monkeypatch.setattr(calling, "REPEAT_S", 0.0)
+    server.answers = [Answer(500, {"message": "x"})] * 4
+    with pytest.raises(LauncherUnavailable):
+        client.get("jobs", "x")
+    assert len(server.asked) == 1

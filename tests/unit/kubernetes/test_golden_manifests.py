@@ -173,3 +173,11 @@ def test_a_profile_is_refused_by_file_line_and_field(tmp_path: Path) -> None:
     profile.write_text((CASES / "profile_small.yaml").read_text() + "shared_memory: 1 GB\n")
     result = kube(tmp_path, str(CASES / "spec.json"), "--platform", str(profile))
     assert f"{profile}:7: shared_memory: '1 GB' is no quantity" in str(result.exception)
+
+
+def test_an_attempt_is_rendered_for_the_devices_of_the_profile(tmp_path: Path) -> None:
+    for size, device in (("large", "cuda"), ("small", "cpu")):
+        result = kube(tmp_path, str(CASES / "spec.json"), "--platform", str(CASES / f"profile_{size}.yaml"))
+        job = next(yaml.safe_load_all(result.stdout))
+        environment = {e["name"]: e.get("value") for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+        assert environment["DS_ACCELERATOR"] == device

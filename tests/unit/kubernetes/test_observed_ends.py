@@ -363,3 +363,33 @@ def running(*nodes: NodeFacts) -> Sight:
     """An attempt of two nodes whose pods run on ready hosts."""
     sight = seen("node_silent", nodes, hosts={"n0": True, "n1": True})
     return replace(sight, pods=(running_pod(0), running_pod(1)), now=1_030 * S)
+
+
+@pytest.mark.parametrize(
+    ("message", "max_pending_s", "reason"),
+    [
+        ("pods is forbidden: violates PodSecurity", None, "config_error"),
+        ("pods is forbidden: exceeded quota: gpus", None, ""),
+        ("pods is forbidden: exceeded quota: gpus", 60, "never_started"),
+    ],
+)
+def test_pods_that_may_not_be_made_are_not_waited_for_without_end(
+    message: str, max_pending_s: int | None, reason: str
+) -> None:
+    sight = seen("success")
+    assert sight.job is not None
+    started = {"startTime": "2026-01-01T00:00:00Z", "conditions": []}
+    event = {"reason": "FailedCreate", "message": message, "involvedObject": {"name": "hw"}}
+    began = 1_767_225_600 * S
+    sight = replace(sight, job={**sight.job, "status": started}, pods=(), remembered=(), events=(event,))
+    platform = platform_with(max_pending_s=max_pending_s)
+    waits = alive(replace(sight, now=began + 30 * S), platform)
+    assert waits.waiting is not None
+    assert waits.waiting.code == "config_error"
+    late = replace(sight, now=began + 700 * S)
+    if not reason:
+        assert alive(late, platform).waiting == waits.waiting
+        return
+    end = end_of(late, platform)
+    assert (end.reason_code, end.gives_up) == (reason, True)
+    assert message in end.cause

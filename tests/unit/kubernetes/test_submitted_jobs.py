@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.fake_cluster import After, FakeCluster, Killed
 from support.toy_attempts import RUN_ID, toy_attempt, toy_spec
 
+from headway.training.kubernetes import facts as recording
 from headway.training.kubernetes import launcher as launching
 from headway.training.kubernetes.client import ClusterUnreachable, ObjectConflict
 from headway.training.kubernetes.launcher import KubernetesLauncher
@@ -19,7 +22,7 @@ from headway.training.kubernetes.names import INDEX_LABEL
 from headway.training.kubernetes.platform import Platform, Queue, example
 from headway.training.kubernetes.validate import ManifestInvalid
 from headway.training.launch import KillFailed, LauncherUnavailable, LaunchRefused
-from trainer.events import EventWriter
+from trainer.events import EventWriter, HeartbeatFile
 from trainer.spec import AttemptSpec, RunSpec
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -446,3 +449,105 @@ def test_refusals_of_the_server_pass_through(bench: Bench) -> None:
     assert bench.launcher().observe(RUN_ID, 1).state == "absent"
     with pytest.raises(LaunchRefused, match="no run id"):
         bench.launcher().run_dir("../x")
+
+
+def test_a_queue_that_starts_a_job_before_its_submission_is_whole_gets_the_rest_made(bench: Bench) -> None:
+    """Killed right after the Job was made; Kueue let it start, and a node has spoken: its Service is still missing."""
+    bench.changes["queue"] = Queue(local_queue="team")
+    bench.cluster.faults = [After(Killed())]
+    with pytest.raises(Killed):
+        bench.submit()
+    bench.cluster.change("jobs", bench.job()["metadata"]["name"], {"spec": {"suspend": False}})
+    bench.add_pod(0)
+    EventWriter(bench.folder / "node-0" / "events.jsonl", 0).emit("node_start", {"ranks": [0]})
+    seen = bench.launcher().observe(RUN_ID, 1)
+    assert (seen.state, seen.supervisor_alive) == ("absent", True)
+    bench.submit()
+    assert bench.cluster.named("services") == bench.cluster.named("jobs")
+    assert bench.launcher().observe(RUN_ID, 1).state == "starting"
+
+
+def test_a_second_submitter_that_is_killed_takes_nothing_from_an_attempt_that_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked before the first one had noted anything: the attempt seems unfinished again, and is not gone."""
+    whole = launching.AttemptFacts.marker
+    bench.submit()
+    bench.add_pod(0)
+    with monkeypatch.context() as late:
+        late.setattr(launching.AttemptFacts, "marker", lambda facts: None)
+        bench.cluster.faults = [None, None, Killed()]
+        with pytest.raises(Killed):
+            bench.submit()
+    bench.cluster.faults = []
+    assert launching.AttemptFacts.marker is whole
+    seen = bench.launcher().observe(RUN_ID, 1)
+    assert (seen.state, seen.supervisor_alive) == ("absent", True)
+    bench.submit()
+    assert bench.launcher().observe(RUN_ID, 1).state == "starting"
+
+
+def test_a_submitter_that_was_held_up_past_the_end_makes_no_second_job(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first look was before everything, its Job comes after the end was recorded and the first Job released."""
+    late = bench.launcher()
+    made = late._make_job
+
+    def held_up(*arguments: Any) -> Any:  # noqa: ANN401
+        bench.submit()
+        for node in range(2):
+            bench.end_node(node, 0)
+        bench.finish()
+        assert bench.launcher().observe(RUN_ID, 1).code == 0
+        bench.launcher().release(RUN_ID, 1)
+        return made(*arguments)
+
+    monkeypatch.setattr(late, "_make_job", held_up)
+    late.submit(*bench.attempt())
+    assert (bench.cluster.named("jobs"), bench.cluster.named("services")) == ([], [])
+    assert late.observe(RUN_ID, 1).code == 0
+
+
+def test_a_volume_that_fails_ends_no_watch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale file handle met while a pod's end was to be kept: what is seen of the cluster goes on being current."""
+    bench.submit()
+    name = bench.add_pod(0)
+    launcher = bench.launcher()
+    assert launcher.observe(RUN_ID, 1).state == "starting"
+    folder = bench.folder
+    real = Path.is_dir
+
+    def stale(path: Path) -> bool:
+        if path == folder:
+            raise OSError(116, "Stale file handle")
+        return real(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "is_dir", stale)
+        bench.cluster.change("pods", name, {"metadata": {"deletionTimestamp": "2200-01-01T00:00:00Z"}})
+        labels = bench.cluster.objects["pods", name]["metadata"]["labels"]
+        deadline = time.monotonic() + 60
+        while not any(pod["metadata"].get("deletionTimestamp") for pod in launcher._view.pods(labels)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert launcher._view._pods._thread is not None
+    assert launcher._view._pods._thread.is_alive()
+
+
+def test_silent_nodes_are_looked_at_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: one after another they would take minutes."""
+    bench.submit()
+    looks: list[float] = []
+    monkeypatch.setattr(recording, "time", SimpleNamespace(sleep=looks.append, monotonic=time.monotonic))
+    nodes = range(40)
+    for node in nodes:
+        folder = bench.folder / f"node-{node}"
+        folder.mkdir()
+        heartbeat = HeartbeatFile(folder / "node.heartbeat", clock=lambda: 1)
+        heartbeat.beat()
+        heartbeat.close()
+    attempt = replace(bench.attempt()[0], nodes=len(nodes))
+    facts = launching.AttemptFacts(bench.folder).nodes(attempt, launching.Heard(), dict.fromkeys(nodes, 10.0))
+    assert all(node.silent_s is not None and node.silent_s > 10.0 for node in facts)
+    assert sum(looks) < 2 * recording.LOOK_ON_S
