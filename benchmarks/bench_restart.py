@@ -37,7 +37,7 @@ from headway.training.process_table import processes
 from headway.training.submit import submit
 from trainer.events import now_us
 
-PIPELINE, AS_OF = "flight_delay", "2013-03-01"
+PIPELINE, AS_OF = "flight_delay", "2013-04-01"
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "headway-bench"
 _WAIT_S = 600.0
@@ -63,7 +63,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs per launcher (default 3)")
     rounds = parser.parse_args().rounds
     source = load_settings()
-    with tempfile.TemporaryDirectory(prefix="bench-restart-") as folder, _cluster(Path(folder)) as kubeconfig:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-restart-", dir="/var/tmp") as folder,
+        _cluster(Path(folder)) as kubeconfig,
+    ):
         home = Path(folder) / "home"
         copy_home(source, home, untrained=True)
         found: dict[str, list[tuple[Start, Start]]] = {}
@@ -133,12 +136,14 @@ def _round(settings: Settings, seed: int) -> tuple[Start, Start]:
     with open_services(settings) as services:
         launcher = launcher_for(settings)
         try:
-            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=200))
+            # So slow that validation gets better for long: the training must not end before it was killed.
+            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=200, lr=1e-5))
             asked = now_us()
             run_id = submit(services, launcher, plan, asker="person").run.run_id
             follower = threading.Thread(target=_follow, args=(settings, run_id), daemon=True)
             follower.start()
-            _wait_for(services, run_id, 1, ("checkpoint",))
+            for kind in ("checkpoint", "step"):
+                _wait_for(services, run_id, 1, (kind,))
             killed = now_us()
             _kill_node(run_id, 1, node=1)
             _wait_for(services, run_id, 2, ("step",))
