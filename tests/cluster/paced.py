@@ -9,7 +9,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.cluster import golden
@@ -44,6 +45,8 @@ def loose(value: Json) -> Json:
             value = {**value, "message": _ONE_OF.sub(r"\1-<index>-", value["message"])}
         if isinstance(value.get("message"), str):
             value = {**value, "message": _DIAL.sub("dial tcp <error>", value["message"])}
+        if "Pod" in str(value.get("kind")) and "items" in value:
+            value = {**value, "items": _in_order(value["items"])}
         if value.get("kind") == "Event" or "involvedObject" in value:
             value = _event(value)
         if value.get("kind") == "Workload" and value.get("status", {}).get("conditions"):
@@ -98,9 +101,18 @@ def _event(event: Json) -> Json:
 
 
 def _once_each(sequence: list[tuple[str, Json]]) -> list[tuple[str, Json]]:
-    """A watch in which the same event again is left out."""
-    seen, kept = set(), []
+    """A watch in which the same event again is left out, and what a node reports again."""
+    seen, kept, nodes = set(), [], {}
     for type_, obj in sequence:
+        if obj.get("kind") == "Node":
+            shown = [
+                obj["spec"],
+                [(one["type"], one["status"]) for one in obj["status"]["conditions"]],
+                type_ == "DELETED",
+            ]
+            if nodes.get(obj["metadata"]["name"]) == shown:
+                continue
+            nodes[obj["metadata"]["name"]] = shown
         if obj.get("kind") == "Event":
             key = (obj["involvedObject"].get("name"), obj["reason"], obj["message"])
             if key in seen or type_ == "MODIFIED":
@@ -133,18 +145,32 @@ class _Answer(NamedTuple):
 class PacedReplay(Replay):
     """Replays scenarios in step with their watches, with a `LooseClient`."""
 
-    patience_s = 40.0
+    def __init__(
+        self,
+        client: LooseClient,
+        values: Values,
+        left_out: dict[tuple[str, int], str],
+        paces: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Replay with `client`.
 
-    def __init__(self, client: LooseClient, values: Values, left_out: dict[tuple[str, int], str]) -> None:
-        """Replay with `client`; exchanges in `left_out` are sent, but not compared."""
+        Args:
+            client: Sends the requests.
+            values: The mapping of values.
+            left_out: Exchanges that are sent, but not compared.
+            paces: Parts of containers' commands and what is run in their place: a pod that was recorded while it ran
+                has to run longer where everything else takes longer.
+        """
         super().__init__(client, values, left_out, {})
         self._streams: list[Stream] = []
         self._turned: set[str] = set()
+        self._paces = paces
 
     def run(self, exchanges: list[Exchange], bed: Callable[[Exchange], None], exact: bool = False) -> Iterator[str]:
         """Replay a scenario; see `Replay.run`."""
         streams = self._streams = []
         every = [_loosened(one) for one in exchanges]
+        self._keep_pace(exchanges)
         for number, exchange in enumerate(every):
             # What was sent right after the exchange before it is sent so here too.
             if number == 0 or exchange.t_ms - every[number - 1].t_ms > _AT_ONCE_MS or exchange.method == "BED":
@@ -161,6 +187,12 @@ class PacedReplay(Replay):
         for stream in streams:
             if found := self._settle(stream, exact):
                 yield self._report(stream.exchange, found)
+
+    def _keep_pace(self, exchanges: list[Exchange]) -> None:
+        for text in _texts([exchange.request_body for exchange in exchanges]):
+            for old, new in self._paces.items():
+                if old in text:
+                    self.values.learn(text, text.replace(old, new))
 
     def _resolve(self, exchange: Exchange, streams: list[Stream]) -> None:
         for stream in streams:
@@ -183,7 +215,7 @@ class PacedReplay(Replay):
             self._client.send(exchange, self.values)
             return []
         found: list[str] = []
-        deadline = time.monotonic() + golden.PATIENCE_S
+        deadline = self._deadline()
         while exchange.method == "GET" and time.monotonic() < deadline:
             trial = self.values.trial()
             found = golden.differences_of(exchange, self._client.send(exchange, self.values), trial)
@@ -242,23 +274,30 @@ class PacedReplay(Replay):
         for stream in self._streams:
             if stream.exchange.path.endswith("/pods"):
                 actual |= _places(Stream.events(stream))
-        jobs = {name.rpartition("-")[0] for name in recorded}
+        jobs = {host.rpartition("-")[0] for host in recorded}
         for job in jobs - self._turned:
-            first, second = f"{job}-0", f"{job}-1"
-            if second in recorded and actual.get(first) != recorded[first] and actual.get(first) == recorded[second]:
+            first, second = recorded.get(f"{job}-0"), recorded.get(f"{job}-1")
+            here = actual.get(f"{job}-0")
+            if first and second and here and here.node != first.node and here.node == second.node:
                 self._turned.add(job)
+                other = {first.pod: _turned(first.pod), second.pod: _turned(second.pod)}
                 for exchange in every:
-                    exchange.path = _swapped(exchange.path, job)
-                    exchange.response = _swapped(exchange.response, job)
+                    exchange.path = _swapped(exchange.path, other)
+                    exchange.response = _swapped(exchange.response, other)
 
     def _keep_step(self, exchange: Exchange, streams: list[Stream]) -> None:
         """Wait until the watches have shown what they had shown when the request was recorded."""
         if exchange.streams and not exchange.path.endswith("/log"):
             return
-        deadline = time.monotonic() + self.patience_s
-        watches = [one for one in streams if one.exchange.path.endswith(_WATCHED)]
-        while time.monotonic() < deadline and any(self._behind(one, exchange.t_ms) for one in watches):
-            time.sleep(0.04)
+        deadline = self._deadline()
+        for stream in streams:
+            seen = -1
+            while stream.exchange.path.endswith(_WATCHED) and time.monotonic() < deadline:
+                if len(stream.lines) != seen:
+                    seen = len(stream.lines)
+                    if not self._behind(stream, exchange.t_ms):
+                        break
+                time.sleep(0.04)
 
     def _behind(self, stream: Stream, t_ms: int) -> bool:
         prefix = [entry for entry in stream.exchange.response if entry["t_ms"] <= t_ms]
@@ -276,32 +315,64 @@ class PacedReplay(Replay):
         return False
 
 
-def _places(sequence: list[tuple[str, Json]]) -> dict[str, str]:
-    """The first node of every pod of an Indexed Job, by `job-index`."""
-    found: dict[str, str] = {}
+class _Place(NamedTuple):
+    node: str
+    pod: str
+
+
+def _places(sequence: list[tuple[str, Json]]) -> dict[str, _Place]:
+    """By host name `job-index`, the first pod of an Indexed Job and its node."""
+    found: dict[str, _Place] = {}
     for _, pod in sequence:
         if pod["spec"].get("nodeName") and pod["spec"].get("hostname"):
-            found.setdefault(pod["spec"]["hostname"], pod["spec"]["nodeName"])
+            found.setdefault(pod["spec"]["hostname"], _Place(pod["spec"]["nodeName"], pod["metadata"]["name"]))
     return found
 
 
-def _swapped(value: Json, job: str) -> Json:
-    """A recorded value with the indexes 0 and 1 of a Job exchanged."""
+def _turned(pod: str) -> str:
+    job, index, suffix = pod.rsplit("-", 2)
+    return f"{job}-{1 - int(index)}-{suffix}"
+
+
+def _swapped(value: Json, other: dict[str, str]) -> Json:
+    """A recorded value in which the two pods of a Job have each other's index; `other` are their names so."""
     if isinstance(value, str):
-        parts = re.split(rf"\b({re.escape(job)}-[01])\b(?!\.{re.escape(job)})", value)
-        return "".join(f"{job}-{1 - int(one[-1])}" if number % 2 else one for number, one in enumerate(parts))
+        return re.sub("|".join(map(re.escape, other)), lambda match: other[match[0]], value)
     if isinstance(value, list):
-        return [_swapped(one, job) for one in value]
+        return [_swapped(one, other) for one in value]
     if not isinstance(value, dict):
         return value
-    swapped = {key: _swapped(one, job) for key, one in value.items()}
+    swapped = {key: _swapped(one, other) for key, one in value.items()}
     if "involvedObject" in swapped:
         return _event(swapped)
+    if "items" in swapped:
+        swapped["items"] = _in_order(swapped["items"])
     meta = swapped.get("metadata", {})
-    if "generateName" in meta and meta["generateName"].rpartition("-")[0].rpartition("-")[0] == job:
+    if "generateName" in meta and meta["name"] in other.values():
+        host = meta["name"].rpartition("-")[0]
+        meta["generateName"] = f"{host}-"
+        swapped["spec"]["hostname"] = host
         for part in ("labels", "annotations"):
-            meta[part][_INDEX] = meta["generateName"].split("-")[-2]
+            meta[part][_INDEX] = host.rpartition("-")[2]
     return swapped
+
+
+def _in_order(items: list[Json]) -> list[Json]:
+    """Objects of a list, those whose names differ by chance in order of their making."""
+    return sorted(items, key=lambda one: (golden._generated(one["metadata"]["name"]), _made(one)))
+
+
+def _made(obj: Json) -> tuple[bool, str]:
+    meta = obj["metadata"]
+    return "deletionTimestamp" not in meta, meta.get("creationTimestamp") or ""
+
+
+def _texts(value: Json) -> Iterator[str]:
+    """Every text in a value."""
+    if isinstance(value, str):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(one)
 
 
 def _reached(wanted: Json, seen: Json) -> bool:

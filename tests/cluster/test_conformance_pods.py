@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,14 @@ class Group:
         scale: How many times faster the cluster's own delays pass.
         arguments: Further arguments of the double.
         together: Whether they run side by side; else one after another, and what a recorded value stands for is kept.
+        paces: Parts of commands and what is run in their place, see `PacedReplay`.
     """
 
     scenarios: tuple[str, ...]
     scale: float
     arguments: tuple[str, ...] = ()
     together: bool = False
+    paces: Mapping[str, str] = field(default_factory=dict)
 
 
 _ENDINGS = ("run_success", "run_failjob_exit42", "run_backofflimit0", "run_backofflimit", "run_successpolicy")
@@ -43,11 +45,15 @@ _ENDINGS += ("run_suspend_resume", "run_suspend_exit75_failjob", "run_suspend_ex
 _ENDINGS += ("run_sigterm_grace", "job_delete_running", "run_deadline", "run_ttl", "run_unschedulable", "run_oom")
 _ENDINGS += ("run_image_missing", "run_start_errors", "run_eviction")
 GROUPS = {
-    "endings": Group(_ENDINGS, 4.0, together=True),
-    "real time": Group(("pod_logs", "run_restart_onfailure"), 1.0, together=True),
+    "endings": Group(_ENDINGS, 4.0, together=True, paces={"-lt 4 ]": "-lt 15 ]"}),
+    "real time": Group(
+        ("pod_logs", "run_restart_onfailure"), 1.0, together=True, paces={"try; sleep 1": "try; sleep .3"}
+    ),
     "preemption": Group(("run_priority_preemption",), 4.0),
     "lost nodes": Group(("run_node_loss", "run_node_loss_give_up", "run_partition_heal"), 10.0),
-    "kueue": Group(("kueue_lifecycle", "kueue_preemption", "kueue_webhook_down"), 4.0, ("--kueue",)),
+    "kueue": Group(
+        ("kueue_lifecycle", "kueue_preemption", "kueue_webhook_down"), 4.0, ("--kueue",), paces={"-lt 6 ]": "-lt 20 ]"}
+    ),
 }
 
 # (scenario, number) -> why the exchange is sent, but not compared.
@@ -108,7 +114,7 @@ def _replayed(group: Group) -> dict[str, list[str]]:
 
         def one(scenario: str) -> list[str]:
             values = Values() if group.together else shared
-            return list(PacedReplay(client, values, LEFT_OUT).run(RECORDED[scenario], bed))
+            return list(PacedReplay(client, values, LEFT_OUT, group.paces).run(RECORDED[scenario], bed))
 
         with ThreadPoolExecutor(len(group.scenarios) if group.together else 1) as pool:
             found = dict(zip(group.scenarios, pool.map(one, group.scenarios), strict=True))

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -152,13 +153,31 @@ async def _serve(arguments: argparse.Namespace, state: Path) -> None:
         arguments.kubeconfig.touch(mode=0o600)
         arguments.kubeconfig.write_text(_kubeconfig(f"https://127.0.0.1:{port}", authority, tokens))
         print("ready", flush=True)
-        failed = asyncio.create_task(_first_failure(tasks))
-        await asyncio.wait([failed, asyncio.create_task(stop.wait()), serving], return_when=asyncio.FIRST_COMPLETED)
-        failed.cancel()
+        _detach(state)
+        others = [asyncio.create_task(one) for one in (_first_failure(tasks), _orphaned(), stop.wait())]
+        await asyncio.wait([*others, serving], return_when=asyncio.FIRST_COMPLETED)
+        for one in others:
+            one.cancel()
+        # Watches that are cut off now are no errors.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         running.should_exit = running.force_exit = True
         await serving
     finally:
         await controllers.stop_all(tasks, options)
+
+
+def _detach(state: Path) -> None:
+    """Never wait for a reader of errors: what goes to a pipe goes to a file from now on."""
+    if stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode):
+        with (state / "double.log").open("ab") as log:
+            os.dup2(log.fileno(), sys.stderr.fileno())
+
+
+async def _orphaned() -> None:
+    """Return when the process that started the double is gone (PR_SET_PDEATHSIG would watch a mere thread of it)."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(0.5)
 
 
 async def _first_failure(tasks: list[asyncio.Task[None]]) -> None:

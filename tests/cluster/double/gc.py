@@ -8,8 +8,9 @@ import asyncio
 from tests.cluster.double.store import RESOURCES, ApiError, Object, Store, owned_by
 
 _ABSENT = 1.0
-# Seconds until it acts on what is deleted in the foreground or orphans: a client's next request comes before.
-_REACTION = 0.08
+# Seconds until it acts on dependents of what is deleted: a client's next request comes before. Without any it is done
+# at once.
+_REACTION = 0.3
 _CERTIFICATE_WORDS = (
     "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the "
     "internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes "
@@ -47,7 +48,8 @@ class Collector:
             return
         if "deletionTimestamp" in meta:
             if {"orphan", "foregroundDeletion"} & set(meta.get("finalizers", ())):
-                asyncio.get_running_loop().call_later(_REACTION, self._going, plural, obj)
+                wait = _REACTION if self._dependents(meta["uid"]) else 0.0
+                asyncio.get_running_loop().call_later(wait, self._going, plural, obj)
         elif kind == "ADDED" and meta.get("ownerReferences"):
             loop = asyncio.get_running_loop()
             key = (plural, meta.get("namespace", ""), meta["name"])

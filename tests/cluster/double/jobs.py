@@ -168,7 +168,7 @@ class JobController:
         self._store, self._clock, self._admit = store, store.clock, admit
         self._due: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._busy: set[tuple[str, str]] = set()
-        self._again: set[tuple[str, str]] = set()
+        self._again: dict[tuple[str, str], float] = {}
         self._failures: dict[str, list[datetime]] = {}
         self._seen: dict[str, int] = {}
         self._ended: dict[str, datetime] = {}
@@ -243,7 +243,7 @@ class JobController:
     def _begin(self, key: tuple[str, str]) -> None:
         del self._due[key]
         if key in self._busy:
-            self._again.add(key)
+            self._again.setdefault(key, 0.0)
             return
         self._busy.add(key)
         task = asyncio.create_task(self._work(key))
@@ -256,12 +256,11 @@ class JobController:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
-            self._again.add(key)
+            self._again.setdefault(key, 0.0)
         finally:
             self._busy.discard(key)
             if key in self._again:
-                self._again.discard(key)
-                self._enqueue(key, 0.0)
+                self._enqueue(key, self._again.pop(key))
 
     async def _sync(self, key: tuple[str, str]) -> None:
         job = self._store.get("jobs", *key)
@@ -281,7 +280,11 @@ class JobController:
         if sync.end is None and self._complete(sync, active):
             sync.end = self._condition("SuccessCriteriaMet", "CompletionsReached", _REACHED)
         self._counts(sync, active)
-        await asyncio.sleep(_LATENCY if sync.created else 0.0)
+        if sync.created:
+            # The controller waits until it has seen its own pods; what came meanwhile is looked at with them.
+            await asyncio.sleep(_LATENCY)
+            if key in self._again:
+                self._again[key] = _BATCH
         self._track(sync)
 
     def _look(self, job: Object) -> _Sync:

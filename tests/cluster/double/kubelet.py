@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Seconds until a kubelet acts on a deletion; not scaled, since a client's next request must find the pod unchanged.
 _NOTICE = 0.08
-_STARTING = 2.0
+# Seconds that a pod which is deleted while it starts is waited for: it starts, and is then stopped.
+_STARTING = 60.0
 _LOOK = 1.2
 _SETTLE = 0.3
 _REMOVE = 0.8
