@@ -26,7 +26,7 @@ from headway.catalog.errors import (
 from headway.errors import HeadwayError
 from headway.services import Services
 from headway.training.attempt import attempt_spec
-from headway.training.launch import AttemptRefused, Launcher, LauncherUnavailable, Observation, Waiting
+from headway.training.launch import AttemptRefused, KillFailed, Launcher, LauncherUnavailable, Observation, Waiting
 from headway.training.reasons import ENDED, Retry, reason_of_exit
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
@@ -131,6 +131,9 @@ class Reconciler:
             done.extend(self._attempt(run, attempt))
         except LauncherUnavailable as error:
             done.append(Action(run_id, attempt.attempt, "unavailable", str(error)))
+        except KillFailed as error:
+            # Ended further the next time; who follows the run goes on following it.
+            done.append(Action(run_id, attempt.attempt, "error", str(error)))
         return done
 
     def _attempt(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:

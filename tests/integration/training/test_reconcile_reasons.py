@@ -264,3 +264,14 @@ def test_looking_again_and_again_keeps_one_launcher_that_follows_meanwhile(
     assert (len(looks), len(made)) == (3, 1)
     assert not any("close" in asked for asked in looks)
     assert launcher.asked[-1] == "close"
+
+
+def test_what_does_not_die_at_once_stops_no_follower(
+    services: Services, launcher: Scripted, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.training.follow._POLL_S", 0.01)
+    launcher.immortal = 1
+    launcher.looks = [Observation("running", supervisor_stuck=True), ends(65, "code_failed")]
+    told: list[Action] = []
+    assert follow(services, launcher, run_id, Follower(lambda _: None, told.append)).status == "failed"
+    assert [action.kind for action in told] == ["kill", "error", "finish"]
