@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -131,10 +132,21 @@ class Reconciler:
             done.extend(self._attempt(run, attempt))
         except LauncherUnavailable as error:
             done.append(Action(run_id, attempt.attempt, "unavailable", str(error)))
+            self._note_unseen(attempt, error)
         except KillFailed as error:
             # Ended further the next time; who follows the run goes on following it.
             done.append(Action(run_id, attempt.attempt, "error", str(error)))
         return done
+
+    def _note_unseen(self, attempt: Attempt, error: LauncherUnavailable) -> None:
+        """Show why an attempt does not run yet; the first words stand, since each call fails with others."""
+        shown = (attempt.waiting or "").startswith("cluster_unreachable:")
+        if self._dry_run or shown or attempt.state == "running":
+            return
+        who = (attempt.run_id, attempt.attempt, attempt.token)
+        with suppress(StaleAttempt):
+            message = one_line(error.message)
+            self._services.catalog.note_waiting(self._services.principal, *who, "cluster_unreachable", message)
 
     def _attempt(self, run: TrainingRun, attempt: Attempt) -> Iterator[Action]:
         if run.cancel_requested:

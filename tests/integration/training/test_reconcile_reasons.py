@@ -275,3 +275,19 @@ def test_what_does_not_die_at_once_stops_no_follower(
     told: list[Action] = []
     assert follow(services, launcher, run_id, Follower(lambda _: None, told.append)).status == "failed"
     assert [action.kind for action in told] == ["kill", "error", "finish"]
+
+
+def test_what_does_not_run_yet_shows_that_the_cluster_does_not_answer(
+    bench: TrainingBench, services: Services, launcher: Scripted, run_id: str
+) -> None:
+    other = LauncherUnavailable("another call did not answer", "")
+    launcher.looks = [AWAY, other, waits("waiting_for_quota", "0 of 2"), other]
+    told: list[str | None] = []
+    for _ in range(4):
+        Reconciler(services, launcher).run(run_id)
+        told.append(bench.json("runs", "show", run_id)["waiting"])
+    away = f"cluster_unreachable: {AWAY.message}"
+    assert told == [away, away, "waiting_for_quota: 0 of 2", "cluster_unreachable: another call did not answer"]
+    run = look(services, launcher, run_id, Observation("running"))
+    assert (run.last.state, run.last.waiting) == ("running", None)
+    assert bench.run("fsck").exit_code == 0
