@@ -24,7 +24,9 @@ from headway.training.kubernetes.validate import (
     quantity,
 )
 
-_SECRET_NAME = re.compile(r"(?i)(password|passwd|secret|token|credential|api_?key|access_?key|private_?key)")
+# A password inside a URL, such as a proxy's.
+_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_SECRET_NAME = re.compile(r"(?i)(password|passwd|secret|token(?!iz)|credential|api_?key|access_?key|private_?key)")
 _RESERVED_ENVIRONMENT = re.compile(
     r"(MASTER_ADDR|MASTER_PORT|RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|JOB_COMPLETION_INDEX)"
 )
@@ -198,11 +200,10 @@ class Platform(_Part):
             raise ValueError(
                 f"shared_memory: {self.shared_memory!r} is less than 64Mi, what every container has anyway"
             )
-        for name in self.environment:
-            if _SECRET_NAME.search(name):
-                raise ValueError(
-                    f"environment.{name}: the name looks like a secret's; use secret_environment, which only names it"
-                )
+        for name, value in self.environment.items():
+            if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):
+                what = "name looks like a secret's" if _SECRET_NAME.search(name) else "value holds a password"
+                raise ValueError(f"environment.{name}: the {what}; use secret_environment, which only names it")
             if _RESERVED_ENVIRONMENT.fullmatch(name) or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
                 raise ValueError(f"environment.{name}: the launcher sets this itself, or it is no variable's name")
         return self

@@ -89,3 +89,18 @@ def test_what_is_no_profile(tmp_path: Path, text: str) -> None:
         load(tmp_path, text)
     with pytest.raises(ProfileInvalid, match="HEADWAY_PLATFORM"):
         load_platform(tmp_path / "none.yaml")
+
+
+def test_a_password_inside_a_url_is_refused_and_not_told(tmp_path: Path) -> None:
+    """Whoever may read pods would read it there."""
+    given = GOOD.replace("NCCL_DEBUG: INFO", "HTTPS_PROXY: http://me:hunter2@proxy:3128")
+    assert given != GOOD
+    with pytest.raises(ProfileInvalid) as refused:
+        load(tmp_path, given)
+    assert "environment.HTTPS_PROXY: the value holds a password" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_variable_of_tokenizers_is_no_secret(tmp_path: Path) -> None:
+    given = GOOD.replace("NCCL_DEBUG: INFO", "TOKENIZERS_PARALLELISM: 'false'")
+    assert load(tmp_path, given).environment == {"TOKENIZERS_PARALLELISM": "false"}
