@@ -34,6 +34,8 @@ from headway.training.launch import LaunchError
 _CURSOR_BYTES = 256
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 _LONG_S = 5.0
+# How many followers are remembered before those that are done are forgotten: a keeper may live for months.
+_MANY = 1_000
 _LOOK_EVERY_S = 0.05
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 # How the kernel, glibc, multiprocessing and PyTorch's data loader say it (pytorch/pytorch#16979).
@@ -97,6 +99,8 @@ class LogKeeper:
             if node is None or not _has_started(pod):
                 continue
             with self._lock:
+                if len(self._followers) > _MANY:
+                    self._followers = {uid: follower for uid, follower in self._followers.items() if not follower.done}
                 follower = self._followers.get(pod["metadata"]["uid"])
                 if follower is not None:
                     follower.pod = pod

@@ -51,7 +51,8 @@ class Informer:
             Forbidden: the account may not look.
         """
         with self._lock:
-            if self._thread is None and not self._closed.is_set():
+            # A thread that an unforeseen error ended must not leave a copy behind that is never current again.
+            if not (self._closed.is_set() or (self._thread is not None and self._thread.is_alive())):
                 self._list()
                 self._thread = threading.Thread(target=self._follow, name=f"watch-{self._resource}", daemon=True)
                 self._thread.start()

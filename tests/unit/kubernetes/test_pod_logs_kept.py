@@ -117,6 +117,20 @@ def test_pods_of_one_node_have_logs_of_their_own(bench: Bench) -> None:
     ]
 
 
+def test_a_keeper_that_lives_for_months_forgets_what_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a pod that is shown again after that gets nothing written twice."""
+    monkeypatch.setattr("headway.training.kubernetes.logs._MANY", 3)
+    keeper = bench.keeper()
+    bench.write(stamped([TEXTS[0]]))
+    (bench.logs / "p0.ended").touch()
+    for number in [*range(1, 9), 1]:
+        shown = [pod("p0", f"u{number}", state="terminated")]
+        assert keeper.catch_up("r", 1, shown, PATIENCE_S) == []
+        assert len(keeper._followers) < 8
+    assert {path.read_bytes() for path in bench.kept.parent.glob("*.log")} == {TEXTS[0]}
+    assert len(list(bench.kept.parent.glob("*.log"))) == 8
+
+
 def test_what_cannot_be_read_in_time_is_named(bench: Bench) -> None:
     bench.source.faults = [(0, ClusterUnreachable("the node does not answer", ""))] * 50
     bench.write(stamped(TEXTS))

@@ -132,3 +132,26 @@ def test_closing_ends_the_thread(cluster: FakeCluster, informer: Informer) -> No
     wait_for(lambda: cluster.watches, "a watch")
     informer.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "watch-pods"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_an_unforeseen_error_ended_is_replaced(cluster: FakeCluster) -> None:
+    told: list[str] = []
+
+    def hear(item: dict[str, Any]) -> None:
+        told.append(item["metadata"]["name"])
+        if told == ["first", "second"]:
+            raise ZeroDivisionError
+
+    informer = Informer(cluster, "pods", "app=a", hear)
+    try:
+        informer.objects()
+        ended = informer._thread
+        assert ended is not None
+        cluster.put("pods", pod("second"))
+        wait_for(lambda: not ended.is_alive(), "the end of the thread")
+        assert sorted(informer.objects()) == ["first", "second"]
+        cluster.put("pods", pod("third"))
+        wait_for(lambda: sorted(informer.objects()) == ["first", "second", "third"], "the new pod")
+    finally:
+        informer.close()
