@@ -9,7 +9,6 @@ import pytest
 from support.cluster_bench import ClusterBench
 from support.cluster_sound import assert_sound, resumed_from, steps_of
 
-from headway.training.kubernetes.client import ManifestRefused
 from tests.cluster.cluster_env import Cluster, Faults, wait_until
 from trainer.events import node_folder, read_heartbeat
 
@@ -134,20 +133,18 @@ def test_waiting_for_a_node_is_told_in_the_schedulers_words(bench: ClusterBench)
 
 
 def test_what_the_cluster_refuses_is_shown_as_field_paths(bench: ClusterBench) -> None:
-    """422: the answer names the fields of the manifest, and nothing is left behind."""
+    """422: it ends the run, the reason names the fields of the manifest, and nothing is left behind or sent again."""
     bench.changes.update(
         tolerations=[{"key": "a", "operator": "Exists", "effect": "NoSchedule", "toleration_seconds": 5}]
     )
-    run_id = bench.ask()
-    with pytest.raises(ManifestRefused) as refused:
-        bench.reconcile(run_id)
-    said = str(refused.value)
-    assert "tolerations[0].effect" in said
-    assert "NoExecute" in said
+    run_id = bench.start()
+    run = bench.finished(run_id)
+    assert (run.status, run.last.reason_code, run.last.retry) == ("failed", "refused_manifest", "never")
+    assert run.last.reason is not None
+    assert "tolerations[0].effect" in run.last.reason
+    assert "NoExecute" in run.last.reason
+    assert bench.reconcile() == []
     assert bench.empty()
-    bench.changes.clear()
-    assert bench.reconcile(run_id, bench.launcher())
-    bench.succeeded(run_id)
 
 
 def evict(bench: ClusterBench, *nodes: int, attempt: int = 1) -> None:
