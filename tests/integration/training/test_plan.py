@@ -73,7 +73,7 @@ def test_refused_snapshots_are_left_out_by_name_up_to_the_declared_share(bench: 
 
 @pytest.mark.parametrize(
     ("training", "said"),
-    [({"batch": 63}, "63 rows do not divide"), ({"engine": "deepspeed", "zero": 3}, "layout.zero")],
+    [({"batch": 63}, "63 rows do not divide"), ({"engine": "ddp", "zero": 3}, "layout.zero")],
 )
 def test_layouts_that_cannot_run_are_refused(bench: TrainingBench, training: dict[str, Any], said: str) -> None:
     with pytest.raises(LayoutRefused, match=said):
