@@ -28,6 +28,8 @@ Offload = Literal["", "optimizer", "parameters"]
 Determinism = Literal["deterministic", "fast"]
 
 ENGINES: tuple[str, ...] = get_args(Engine)
+LAYOUT_OPTIONS = ("activation_checkpointing", "compile")
+MOST_RANKS = 65_536
 DEGREES = ("dp", "shard", "tp", "pp", "sp", "ep")
 ZERO_STAGES: Mapping[str, tuple[int, ...]] = {"ddp": (0,), "fsdp2": (0,), "deepspeed": (0, 1, 2, 3)}
 
@@ -54,6 +56,27 @@ class SpecRefused(ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+class LayoutConflict(SpecRefused):
+    """Fields of a spec that do not go together: `fields` with their values, the `reason`, and what would do.
+
+    `nearest` and `nearest_precision` are the valid choice that differs least, on as many ranks where there is one.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, object], reason: str, nearest: LayoutSpec, nearest_precision: Precision
+    ) -> None:
+        said = ", ".join(f"{name} {value!r}" for name, value in fields.items())
+        super().__init__(
+            next(iter(fields)),
+            f"{said} do not go together: {reason}; the nearest valid choice is "
+            f"{describe_choice(nearest, nearest_precision)}",
+        )
+        self.fields = dict(fields)
+        self.reason = reason
+        self.nearest = nearest
+        self.nearest_precision: Precision = nearest_precision
 
 
 @dataclass(frozen=True)
@@ -111,6 +134,37 @@ class ModelSpec:
     code_digest: str
     code_manifest: str = ""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of a model that a layout divides, as the model's options state them; 0 where they do not.
+
+    `layers` blocks of `heads` query and `kv_heads` key heads, `dim` wide, `hidden` wide inside the feed-forward part;
+    `experts` per block of which a token takes `top_k` (0: none); `vocab` tokens, at most `sequence` of them; `tied`:
+    the output layer uses the embedding's weights.
+    """
+
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    dim: int = 0
+    vocab: int = 0
+    sequence: int = 0
+    hidden: int = 0
+    top_k: int = 0
+    tied: bool = False
+
+
+def model_facts(options: Mapping[str, Any]) -> ModelFacts:
+    """The sizes that a model's options state; values that are no whole number above 0 are for the factory to refuse."""
+    sizes: dict[str, Any] = {
+        f.name: value
+        for f in fields(ModelFacts)
+        if f.name != "tied" and type(value := options.get(f.name)) is int and value > 0
+    }
+    return ModelFacts(**sizes, tied=options.get("tied") is True)
 
 
 @dataclass(frozen=True)
@@ -181,6 +235,8 @@ class LayoutSpec:
         for name in ("nodes", "processes_per_node", *DEGREES):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"layout.{name}", f"{getattr(self, name)} is less than 1")
+        if self.world_size > MOST_RANKS:
+            raise SpecRefused("layout.nodes", f"{self.world_size} ranks are more than {MOST_RANKS}")
         product = degree_product(self)
         if product != self.world_size:
             raise SpecRefused(
@@ -230,6 +286,15 @@ def layout_text(layout: LayoutSpec) -> str:
     return ",".join([*parts, *([f"zero={layout.zero}"] if layout.engine == "deepspeed" else [])])
 
 
+def describe_choice(layout: LayoutSpec, precision: str) -> str:
+    """A layout and a precision in words: `deepspeed dp=2,zero=2 bf16, offload optimizer`."""
+    named = [f"{name} {getattr(layout, name)}" for name in ("offload",) if getattr(layout, name)]
+    if layout.pp > 1:
+        named.append(f"schedule {layout.schedule}")
+    named += [name for name in LAYOUT_OPTIONS if getattr(layout, name)]
+    return ", ".join([f"{layout.engine} {layout_text(layout)} {precision}", *named])
+
+
 def _layout_entries(text: str) -> dict[str, int]:
     given: dict[str, int] = {}
     for entry in text.split(","):
@@ -256,6 +321,29 @@ class BatchSpec:
 
     global_size: int = 1024
     accumulation: int = 1
+
+    def check(self) -> None:
+        """Refuse what not even one rank could take."""
+        for name in ("global_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise SpecRefused(f"batch.{name}", f"{getattr(self, name)} is less than 1")
+        self.check_ranks(1)
+
+    def check_ranks(self, data_ranks: int) -> None:
+        """Refuse a batch that does not divide over `data_ranks`.
+
+        Raises:
+            SpecRefused: says which sizes next to it would.
+        """
+        share = data_ranks * self.accumulation
+        below = self.global_size // share * share
+        if below != self.global_size:
+            near = f"{below} or {below + share}" if below else str(share)
+            raise SpecRefused(
+                "batch.global_size",
+                f"{self.global_size} rows do not divide by {data_ranks} data-parallel ranks x {self.accumulation} "
+                f"micro-batches; {near} would",
+            )
 
 
 @dataclass(frozen=True)
@@ -314,15 +402,11 @@ class RunSpec:
         """
         if self.format != RUN_FORMAT:
             raise SpecRefused("format", f"{self.format!r}; this code reads {RUN_FORMAT!r}")
-        for part in (self.data, self.layout, self.optimizer, self.schedule):
+        for part in (self.data, self.optimizer, self.schedule):
             part.check()
-        share = self.layout.data_ranks * self.batch.accumulation
-        if self.batch.accumulation < 1 or self.batch.global_size < 1 or self.batch.global_size % share:
-            raise SpecRefused(
-                "batch.global_size",
-                f"{self.batch.global_size} rows do not divide by {self.layout.data_ranks} data-parallel ranks x "
-                f"{self.batch.accumulation} micro-batches",
-            )
+        check_parallel(
+            self.layout, self.precision, self.optimizer.clip_norm, self.batch, model_facts(self.model.options)
+        )
 
     def to_json(self) -> dict[str, Json]:
         """The spec as JSON."""
@@ -332,6 +416,24 @@ class RunSpec:
     def digest(self) -> str:
         """The digest of the canonical JSON."""
         return digest_bytes(canonical_json(self.to_json()))
+
+
+def check_parallel(
+    layout: LayoutSpec, precision: Precision, clip_norm: float, batch: BatchSpec, model: ModelFacts
+) -> None:
+    """Refuse a layout that its engine does not support, or that batch or model do not divide over.
+
+    Raises:
+        LayoutConflict: the fields that do not go together, why, and the nearest valid choice.
+        SpecRefused: a field that makes no sense by itself, or a batch that does not divide.
+    """
+    # The table is written in terms of this module.
+    from trainer.layouts import check_layout
+
+    batch.check()
+    layout.check()
+    check_layout(layout, precision, clip_norm, model, batch)
+    batch.check_ranks(layout.data_ranks)
 
 
 @dataclass(frozen=True)
