@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias, cast
 from trainer.spec import (
     DEGREES,
     LAYOUT_OPTIONS,
+    PLAIN_DEGREE,
+    STAGES_PER_RANK,
     BatchSpec,
     LayoutConflict,
     LayoutSpec,
@@ -25,13 +27,7 @@ from trainer.spec import (
     parse_layout,
 )
 
-STAGES_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2, "zbv": 2}
-"""Pipeline stages that each rank along pp holds, by schedule."""
-
 SCHEDULES = tuple(STAGES_PER_RANK)
-
-PLAIN_DEGREE: Mapping[str, str] = {"ddp": "dp", "fsdp2": "shard", "deepspeed": "dp"}
-"""The degree that a single process of an engine counts as."""
 
 Fields: TypeAlias = Mapping[str, object]
 """Dotted names of a spec's fields, with their values."""

@@ -31,6 +31,12 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 LAYOUT_OPTIONS = ("activation_checkpointing", "compile")
 MOST_RANKS = 65_536
 DEGREES = ("dp", "shard", "tp", "pp", "sp", "ep")
+PLAIN_DEGREE: Mapping[str, str] = {"ddp": "dp", "fsdp2": "shard", "deepspeed": "dp"}
+"""The degree that an engine's processes count as when nothing else is said."""
+
+STAGES_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2, "zbv": 2}
+"""Pipeline stages that each rank along pp holds, by schedule."""
+
 ZERO_STAGES: Mapping[str, tuple[int, ...]] = {"ddp": (0,), "fsdp2": (0,), "deepspeed": (0, 1, 2, 3)}
 
 # A field that came later is left out of the JSON while it has its default, so that the digests of runs that were made
