@@ -203,8 +203,9 @@ class Router(nn.Module):
         chosen = (gates.detach() + self.bias).topk(self.top_k, dim=-1).indices
         weights = gates.gather(-1, chosen)
         counts = chosen.flatten().bincount(minlength=len(self.bias))
-        if self.training:
-            # A block that is computed again for its gradients counts twice, all its experts alike: signs do not change.
+        if self.training and torch.is_grad_enabled():
+            # A pipeline that tries its shapes has no gradients. A block that is computed again for its gradients counts
+            # twice, all its experts alike: signs do not change.
             self.load = self.load.to(counts.device) + counts
         return weights / weights.sum(-1, keepdim=True), chosen, counts
 

@@ -62,8 +62,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float
 def _parts(grad: Tensor) -> int:
     if not isinstance(grad, DTensor):
         return 1
-    sizes = grad.device_mesh.shape
-    return math.prod(size for size, placement in zip(sizes, grad.placements, strict=True) if placement.is_shard())
+    # Whatever is not replicated divides; FSDP2 over tensor ranks has a strided shard, which `is_shard` does not know.
+    dims = zip(grad.device_mesh.shape, grad.placements, strict=True)
+    return math.prod(size for size, placement in dims if not placement.is_replicate())
 
 
 def _final(grad: Tensor) -> Tensor:

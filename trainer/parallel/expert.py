@@ -82,8 +82,10 @@ def reduce_expert_gradients(module: nn.Module, plan: ParallelPlan, divisor: int,
         module: The model.
         plan: Its plan.
         divisor: What the loss of each rank was multiplied with so that *averages* over the ranks come out right: the
-            number of data ranks (times the sequence ranks). 1 where it was not multiplied.
-        replicas: The ranks that hold the same experts and have other tokens; None where there is no other.
+            number of data ranks (times the sequence ranks); 1 where it was not multiplied. Divided by the shard ranks
+            where FSDP2 has averaged over them already.
+        replicas: The ranks that hold the same experts and have other tokens (without the shard ranks under FSDP2); None
+            where there is no other.
     """
     grads = [local(p.grad) for _, p in expert_parameters(module, plan) if p.grad is not None]
     if not grads:

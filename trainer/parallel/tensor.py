@@ -21,7 +21,7 @@ def apply_tensor(module: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> Non
         raise PlanMismatch(f"the plan of this {type(module).__name__} names no layer for tensor ranks")
     found: list[tuple[str, nn.Module, Style]] = []
     for pattern, style in plan.tensor.items():
-        found += [(name, layer, style) for name, layer in matching(module, pattern)]
+        found.extend((name, layer, style) for name, layer in matching(module, pattern))
     first_of: dict[int, nn.Module] = {}
     tied = [(m, first) for _, m, _ in found if (first := first_of.setdefault(id(m.weight), m)) is not m]
     for name, layer, style in found:
