@@ -203,9 +203,8 @@ class Router(nn.Module):
         chosen = (gates.detach() + self.bias).topk(self.top_k, dim=-1).indices
         weights = gates.gather(-1, chosen)
         counts = chosen.flatten().bincount(minlength=len(self.bias))
-        if self.training and torch.is_grad_enabled():
-            # A pipeline that tries its shapes has no gradients. A block that is computed again for its gradients counts
-            # twice, all its experts alike: signs do not change.
+        if self.training:
+            # A block that is computed again for its gradients counts twice, all its experts alike: signs do not change.
             self.load = self.load.to(counts.device) + counts
         return weights / weights.sum(-1, keepdim=True), chosen, counts
 
@@ -288,13 +287,15 @@ class Decoder(nn.Module):
 
     def __init__(self, options: DecoderOptions) -> None:
         super().__init__()
+        # Before torch draws for the layers that it makes: how much that takes depends on their sizes.
+        seed = int(torch.randint(2**62, ()).item())
         self.embed: nn.Embedding | None = nn.Embedding(options.vocab, options.dim)
         self.layers = nn.ModuleDict({str(index): Block(options) for index in range(options.layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(options.dim, options.norm_eps)
         self.head: nn.Linear | None = nn.Linear(options.dim, options.vocab, bias=False)
         if options.tied:
             self.head.weight = self.embed.weight
-        init_weights(self, int(torch.randint(2**62, ()).item()), options.layers)
+        init_weights(self, seed, options.layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [batch, positions] int64 to logits [batch, positions, vocab]."""
