@@ -32,6 +32,7 @@ from trainer.blobs import (
     parse_manifest,
     sync_folder,
 )
+from trainer.pieces import whole_weights
 from trainer.process_group import Group
 from trainer.tree import Tree, decode_tree, encode_tree
 
@@ -194,7 +195,9 @@ class Checkpoints:
             CheckpointBroken: the checkpoint is absent or is not what its manifest says.
         """
         folder = self.folder / _name(step)
-        return read_part(folder, read_manifest(folder), 0)["engine"]["model"]
+        manifest = read_manifest(folder)
+        parts = [read_part(folder, manifest, r) for r in range(cast("int", manifest.facts["world_size"]))]
+        return whole_weights([part["engine"] for part in parts])
 
     def check_fence(self) -> None:
         """Refuse to go on when this attempt may not publish.

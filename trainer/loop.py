@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.batches import Batch, BatchPlan
+from trainer.batches import BatchPlan, RowBatch
 from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Sink
 from trainer.engines.base import Engine, State, StepResult
 from trainer.process_group import Group
@@ -134,7 +134,7 @@ class Trainer:
         self._stop = stop
         self._train, self._valid = _tensors(train), _tensors(valid)
         self._plan = BatchPlan(
-            len(train.target), spec.batch.global_size, group.world_size, spec.batch.accumulation, spec.seed
+            len(train.target), spec.batch.global_size, engine.mesh.data_ranks, spec.batch.accumulation, spec.seed
         )
         self._total = self._plan.steps_per_epoch * spec.schedule.epochs
         self._order = (-1, torch.empty(0, dtype=torch.int64))
@@ -168,7 +168,6 @@ class Trainer:
             DiskFull: the best step, or the last one before a stop that was asked for, could not be saved.
             PeerLost: another rank is gone.
         """
-        self._engine.module.train()
         while not self.progress.finished:
             self._stop_when_asked()
             result = self._step()
@@ -185,15 +184,16 @@ class Trainer:
         epoch, _ = self._plan.place(step)
         if self._order[0] != epoch:
             self._order = (epoch, self._plan.order(epoch))
-        seed_everything(self._spec.seed, step, self._group.rank)
+        index = self._engine.mesh.data_index
+        seed_everything(self._spec.seed, step, index)
         real_rows = self._plan.real_rows(step)
         batches = [
             _take(self._train, places, weight)
-            for places, weight in self._plan.micro_batches(self._order[1], step, self._group.rank)
+            for places, weight in self._plan.micro_batches(self._order[1], step, index)
         ]
         result = self._engine.step(batches, real_rows, rate_factor(step, self._total, self._spec.optimizer))
         self._sink.beat()
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        if not (math.isfinite(result.loss) and (result.skipped or math.isfinite(result.grad_norm))):
             raise LossNotFinite(
                 f"the loss is not finite at step {step + 1} (epoch {epoch + 1}): loss {result.loss}, "
                 f"gradient norm {result.grad_norm}"
@@ -237,24 +237,23 @@ class Trainer:
     def validate(self) -> tuple[float, float | None]:
         """Mean loss and AUC over the validation rows, the same bits on every rank; AUC is None with one class only.
 
-        Every rank computes the logits of its part; the sums go over the logits in row order.
+        Every data rank computes the logits of its part; the sums go over the logits in row order.
 
         Raises:
             LossNotFinite: names the step.
         """
         numeric, _, target = self._valid
-        share = -(-len(numeric) // self._group.world_size)
-        places = torch.arange(self._group.rank * share, (self._group.rank + 1) * share) % len(numeric)
-        module = self._engine.module
-        module.eval()
-        with torch.inference_mode():
-            parts: list[Tensor] = []
-            for chunk in places.split(_VALID_BATCH):
-                batch = _take(self._valid, chunk, None)
-                parts.append(module(batch.numeric, batch.categorical))
-                self._sink.beat()
-        module.train()
-        logits = self._group.gather(torch.cat(parts))[: len(numeric)].double()
+        mesh = self._engine.mesh
+        share = -(-len(numeric) // mesh.data_ranks)
+        places = torch.arange(mesh.data_index * share, (mesh.data_index + 1) * share) % len(numeric)
+        parts: list[Tensor] = []
+        for chunk in places.split(_VALID_BATCH):
+            logits = self._engine.evaluate(_take(self._valid, chunk, None)).logits
+            assert logits is not None, "no layout divides the logits of rows"
+            parts.append(logits)
+            self._sink.beat()
+        gathered = self._group.gather(torch.cat(parts)).view(self._group.world_size, share)
+        logits = gathered[mesh.data_firsts].flatten()[: len(numeric)].double()
         losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
         loss = losses.mean().item()
         if not math.isfinite(loss):
@@ -367,6 +366,6 @@ def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical), torch.from_numpy(rows.target)
 
 
-def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> Batch:
+def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> RowBatch:
     numeric, categorical, target = rows
-    return Batch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)
+    return RowBatch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)

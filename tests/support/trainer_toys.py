@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import trainer.checkpoint
-from trainer.batches import Batch, BatchPlan
+from trainer.batches import BatchPlan, RowBatch
 from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_bytes
 from trainer.data import Dataset, Split
 from trainer.encoders import InputEncoding
@@ -219,10 +219,10 @@ def _seeded_model(spec: RunSpec) -> ToyModel:
     return ToyModel(spec.model.options, {}, 0.0)
 
 
-def _batch(rows: Split, places: Tensor, weight: Tensor | None) -> Batch:
+def _batch(rows: Split, places: Tensor, weight: Tensor | None) -> RowBatch:
     taken = places.numpy()
     numeric, categorical, target = rows.numeric[taken], rows.categorical[taken], rows.target[taken]
-    return Batch(torch.from_numpy(numeric), torch.from_numpy(categorical), torch.from_numpy(target), weight)
+    return RowBatch(torch.from_numpy(numeric), torch.from_numpy(categorical), torch.from_numpy(target), weight)
 
 
 def _write_results(path: str, results: list[StepResult], model: nn.Module) -> None:

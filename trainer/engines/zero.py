@@ -7,7 +7,7 @@ flat partitions (parameters one after the other, equal parts per rank) is read f
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +15,22 @@ from torch import Tensor, nn
 
 from trainer.batches import Batch
 from trainer.engines.base import (
+    Evaluated,
     ParameterGroups,
     State,
     StepResult,
-    batch_loss,
     check_same_groups,
+    check_same_tensors,
+    compose_state,
     describe_groups,
-    load_weights,
     make_optimizer,
-    moment_slice,
     optimizer_groups,
     set_rates,
-    whole_moments,
+    signature,
+    step_loss,
 )
+from trainer.mesh import Mesh
+from trainer.pieces import MOMENTS, Pieces, box_piece, collect, flat_piece, read, step_of, whole_box
 from trainer.process_group import Group, peers
 from trainer.spec import RunSpec
 
@@ -57,6 +60,7 @@ class ZeroEngine:
     """See `trainer.engines.base.Engine`. Every rank saves the moments of its own partition; rank 0 the weights."""
 
     def __init__(self, spec: RunSpec, model: nn.Module, declared: ParameterGroups, group: Group) -> None:
+        self.mesh = Mesh(spec.layout, group)
         self.module = model
         self._group = group
         groups = optimizer_groups(model, declared, spec.optimizer)
@@ -71,13 +75,13 @@ class ZeroEngine:
         # Its tables of partitions are on no declared type.
         self._zero: Any = zero
 
-    def step(self, micro_batches: Sequence[Batch], real_rows: int, lr_factor: float) -> StepResult:
+    def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
         """See `Engine`."""
         set_rates(self._optimizer, lr_factor)
         own_loss = 0.0
         with peers():
             for batch in micro_batches:
-                loss = batch_loss(self._engine, batch, real_rows)
+                loss = step_loss(self._engine(*batch.inputs), batch, real_items)
                 # DeepSpeed averages over the ranks; what is wanted is the sum of the ranks' parts of one mean.
                 self._engine.backward(loss * self._group.world_size, scale_wrt_gas=False)
                 self._engine.step()
@@ -85,31 +89,59 @@ class ZeroEngine:
         # A gradient that is not finite is a step left out by DeepSpeed; it reports the norm as infinite.
         return StepResult(self._group.sum(own_loss), float(self._engine.get_global_grad_norm() or 0.0))
 
+    def evaluate(self, batch: Batch) -> Evaluated:
+        """See `Engine`."""
+        self.module.eval()
+        with torch.inference_mode():
+            logits = self.module(*batch.inputs)
+            loss = batch.loss_sum(logits).item()
+        self.module.train()
+        return Evaluated(loss, batch.items, logits)
+
     def state(self) -> State:
         """See `Engine`."""
-        moments = {
-            piece.name: moment_slice(self._optimizer.state[piece.partition], piece.taken, piece.start)
-            for piece in self._pieces()
-            if piece.partition in self._optimizer.state
-        }
-        weights = self.module.state_dict() if self._group.rank == 0 else {}
-        return {"model": weights, "optimizer": moments, **self._described()}
+        pieces: Pieces = {}
+        if self._group.rank == 0:
+            whole = self.module.state_dict()
+            pieces = {name: [box_piece(w.shape, whole_box(w.shape), weight=w)] for name, w in whole.items()}
+        shapes = {name: p.shape for name, p in self.module.named_parameters()}
+        for piece in self._pieces():
+            if piece.partition in self._optimizer.state:
+                adam = self._optimizer.state[piece.partition]
+                stop = piece.start + piece.taken.stop - piece.taken.start
+                moments = {key: adam[key].view(-1)[piece.taken] for key in MOMENTS}
+                part = flat_piece(shapes[piece.name], piece.start, stop, step=float(adam["step"]), **moments)
+                pieces.setdefault(piece.name, []).append(part)
+        return compose_state(pieces, self._described())
 
     def load(self, states: Sequence[State]) -> None:
         """See `Engine`."""
         check_same_groups(states[0], self._described())
-        load_weights(self.module, states[0]["model"])
+        saved = collect(states)
+        check_same_tensors(saved, signature(self.module))
+        with torch.no_grad():
+            for name, tensor in self.module.state_dict().items():
+                weight = read(saved[name], name, "weight", whole_box(tensor.shape))
+                if weight is not None:
+                    tensor.copy_(weight)
         self._zero.refresh_fp32_params()
-        sizes = {name: p.numel() for name, p in self.module.named_parameters()}
+        shapes = {name: p.shape for name, p in self.module.named_parameters()}
         for piece in self._pieces():
-            moments = whole_moments(states, piece.name, sizes[piece.name])
-            if moments is not None:
-                self._load_piece(piece, moments)
+            parts, box = saved[piece.name], whole_box(shapes[piece.name])
+            step = step_of(parts)
+            moments = {key: read(parts, piece.name, key, box) for key in MOMENTS}
+            if step is not None:
+                self._load_piece(
+                    piece, step, {key: whole.flatten() for key, whole in moments.items() if whole is not None}
+                )
 
-    def _load_piece(self, piece: _Piece, moments: dict[str, Tensor]) -> None:
-        step = moments.pop("step")
+    def facts(self) -> Mapping[str, Any]:
+        """See `Engine`."""
+        raise NotImplementedError
+
+    def _load_piece(self, piece: _Piece, step: float, moments: dict[str, Tensor]) -> None:
         adam = self._optimizer.state[piece.partition]
-        adam["step"] = step
+        adam["step"] = torch.tensor(step)
         for key, whole in moments.items():
             flat = adam.setdefault(key, torch.zeros_like(piece.partition))
             count = piece.taken.stop - piece.taken.start

@@ -53,8 +53,8 @@ def test_d05_groups_and_frozen_layers_come_back(engine: str, tmp_path: Path) -> 
     assert run.finish() == [0, 0]
     after, now = saved(run, run.checkpoints()[-1])
     assert (after["groups"], after["frozen"]) == (before["groups"], before["frozen"])
-    assert np.array_equal(then["/engine/model/enter.weight"], now["/engine/model/enter.weight"])
-    assert not np.array_equal(then["/engine/model/leave.weight"], now["/engine/model/leave.weight"])
+    assert np.array_equal(then["/engine/pieces/enter.weight/0/weight"], now["/engine/pieces/enter.weight/0/weight"])
+    assert not np.array_equal(then["/engine/pieces/leave.weight/0/weight"], now["/engine/pieces/leave.weight/0/weight"])
     # With other rates, decays or moments after the resume, the bits would be others.
     assert undisturbed.finish() == [0, 0]
     assert run.state() == undisturbed.state()
