@@ -64,8 +64,8 @@ class Choice:
 class Supported:
     """A row of the table: what an engine runs along `degrees`.
 
-    `proven` are the layouts at which the parity test runs in fp32. The other precisions, schedules and options are
-    proven at the first of them, each by itself.
+    `proven` are the layouts at which the parity test runs in fp32. The other precisions, schedules and options, and
+    accumulation where there is but one degree and no offload, are proven at the first of them, each by itself.
     """
 
     engine: str
@@ -90,20 +90,28 @@ class Supported:
                 yield self._case(first, {"schedule": schedule})
         for option in self.options:
             yield self._case(first, {option: True})
+        if self.degrees == (PLAIN_DEGREE[self.engine],) and not self.offload:
+            yield self._case(first, accumulation=2)
 
     def _case(
-        self, text: str, changed: Mapping[str, object] | None = None, precision: Precision = "fp32"
+        self,
+        text: str,
+        changed: Mapping[str, object] | None = None,
+        precision: Precision = "fp32",
+        accumulation: int | None = None,
     ) -> ParityCase:
         fields: Any = {"offload": self.offload, **(changed or {})}
-        return ParityCase(replace(parse_layout(self.engine, text), **fields), precision)
+        layout = replace(parse_layout(self.engine, text), **fields)
+        return ParityCase(layout, precision, accumulation or layout.pp)
 
 
 @dataclass(frozen=True)
 class ParityCase:
-    """One run of the parity test: a layout trains as one process does."""
+    """One run of the parity test: a layout trains as one process does; `accumulation` micro-batches per step."""
 
     layout: LayoutSpec
     precision: Precision
+    accumulation: int
 
     @property
     def name(self) -> str:
@@ -111,6 +119,8 @@ class ParityCase:
         layout = self.layout
         schedule = layout.schedule if layout.schedule != "1f1b" else ""
         options = [name for name in LAYOUT_OPTIONS if getattr(layout, name)]
+        if self.accumulation != layout.pp:
+            options.append(f"accumulation={self.accumulation}")
         parts = [layout.engine, layout_text(layout), self.precision, layout.offload, schedule, *options]
         return "-".join(part for part in parts if part)
 
@@ -124,7 +134,7 @@ class Fault:
 
     combination: str
     reason: str
-    happens: Literal["runs, and trains wrongly", "cannot be run", "means nothing"]
+    happens: Literal["runs, and trains wrongly", "cannot be run", "is not built", "means nothing"]
     applies: Callable[[Choice], Fields]
 
 
@@ -194,6 +204,18 @@ FAULTS: tuple[Fault, ...] = (
         "DeepSpeed's PipelineModule adds up gradients that stages 2 and 3 have divided",
         "cannot be run",
         lambda c: _deepspeed(c, "pp", "zero", when=c.layout.pp > 1 and c.layout.zero > 1),
+    ),
+    Fault(
+        "deepspeed, pp",
+        "the pipelines here are torch's, of the engines ddp and fsdp2; DeepSpeed's PipelineModule is not used",
+        "is not built",
+        lambda c: _deepspeed(c, "engine", "pp", when=c.layout.pp > 1),
+    ),
+    Fault(
+        "deepspeed, ep",
+        "the experts here are divided by the engine fsdp2; DeepSpeed's MoE is not used",
+        "is not built",
+        lambda c: _deepspeed(c, "engine", "ep", when=c.layout.ep > 1),
     ),
     Fault(
         "deepspeed, shard",
@@ -465,8 +487,8 @@ launch: `headway train check` names the fields that do not go together, and the 
 
 ## Supported
 
-Each row is proven by runs of the parity test against one process. Precisions, schedules and options are proven one
-by one, at the row's first layout. A single process counts as a degree of 1 in the engine's first row.
+Each row is proven by runs of the parity test against one process. Precisions, schedules, options and accumulation are
+proven one by one, at the row's first layout. A single process counts as a degree of 1 in the engine's first row.
 
 | engine | degrees | ZeRO | offload | precision | schedules | options | parity tests |
 |---|---|---|---|---|---|---|---|

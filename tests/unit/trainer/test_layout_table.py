@@ -151,7 +151,12 @@ def test_no_parity_case_stands_twice_and_each_is_supported() -> None:
     cases = parity_cases()
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
-        check_layout(case.layout, case.precision, 1.0, SMALL, BatchSpec(32, 4))
+        check_layout(case.layout, case.precision, 1.0, SMALL, BatchSpec(32, case.accumulation))
+
+
+def test_accumulation_is_proven_for_every_plain_layout() -> None:
+    proven = {(c.layout.engine, c.layout.zero) for c in parity_cases() if c.layout.pp == 1 and c.accumulation == 2}
+    assert proven == {("ddp", 0), ("fsdp2", 0), *(("deepspeed", stage) for stage in range(4))}
 
 
 def test_every_row_is_proven_along_its_own_degrees() -> None:
@@ -178,10 +183,11 @@ def test_every_row_is_proven_along_its_own_degrees() -> None:
         ),
         ("deepspeed", "pp=2,zero=2", "fp32", 1.0, ["layout.pp", "layout.zero"], "PipelineModule", "ddp pp=2"),
         ("deepspeed", "ep=2,zero=3", "fp32", 1.0, ["layout.ep", "layout.zero"], "experts", "fsdp2 ep=2"),
-        ("deepspeed", "ep=2,zero=1", "fp32", 1.0, ["layout.engine", "layout.ep"], "no parity test", "fsdp2 ep=2"),
+        ("deepspeed", "ep=2,zero=1", "fp32", 1.0, ["layout.engine", "layout.ep"], "MoE is not used", "fsdp2 ep=2"),
         ("deepspeed", "shard=2", "fp32", 1.0, ["layout.engine", "layout.shard"], "over dp", "deepspeed dp=2,zero=1"),
         ("ddp", "shard=2", "fp32", 1.0, ["layout.engine", "layout.shard"], "whole on every rank", "fsdp2 shard=2 fp32"),
         ("fsdp2", "dp=2", "fp32", 1.0, ["layout.engine", "layout.dp", "layout.shard"], "what ddp is for", "ddp dp=2"),
+        ("deepspeed", "pp=2,zero=1", "fp32", 1.0, ["layout.engine", "layout.pp"], "PipelineModule is not", "ddp pp=2"),
         ("ddp", "tp=2,sp=2", "fp32", 1.0, ["layout.engine", "layout.tp", "layout.sp"], "no parity test", ""),
         ("deepspeed", "dp=2", "fp16", 1.0, ["precision", "layout.engine", "layout.dp"], "no parity test", "dp=2"),
     ],

@@ -150,6 +150,12 @@ def test_stages_divide_as_in_the_paper(
     )
 
 
+def test_stages_divide_over_sequence_ranks_too() -> None:
+    alone, divided = (_estimate(OPTIONS, f"{text}zero=3", "deepspeed") for text in ("", "sp=2,"))
+    assert divided.parameters * 2 == alone.parameters
+    assert divided.optimizer * 2 == alone.optimizer
+
+
 def test_schedules_hold_different_numbers_of_micro_batches() -> None:
     batch = BatchSpec(32, 8)
     held = {
