@@ -134,6 +134,7 @@ class SpreadEngine(ABC):
         batches = [self._own_part(batch) for batch in micro_batches]
         with peers():
             own_loss = self._passes(batches, real_items, scale)
+            self._place_gradients()
             self._reduce()
             norm = self._norm_and_clip(scale)
         skipped = self._scaler is not None and self._scaler.skips(norm)
@@ -253,6 +254,13 @@ class SpreadEngine(ABC):
         if self._clip_norm:
             clip_gradients(self._trainable, norm, self._clip_norm)
         return norm
+
+    def _place_gradients(self) -> None:
+        """Divide gradients as their parameters are: DTensor leaves that of an embedding whole."""
+        for p in self._trainable:
+            grad, wanted = cast("Any", p.grad), getattr(p, "placements", None)
+            if grad is not None and wanted is not None and grad.placements != wanted:
+                p.grad = grad.redistribute(placements=wanted)
 
     def _update(self) -> None:
         for parameter, own in self._held.values():
