@@ -5,9 +5,9 @@ losses and the gradient norms of every step and rank have to agree within a limi
 and the layout has to be real: bytes per rank, layers, heads and experts owned, collectives issued. A layout that has no
 such run is not supported.
 
-AdamW hides a constant factor in the gradients, which is why norms are compared beside losses. Limits: fp32 1e-5 over 20
-steps; bf16 and fp16 2e-3 to one process under the same policy and 5e-3 to fp32, where one process alone is off by
-1.4e-3 (measured).
+AdamW hides a constant factor in the gradients, which is why norms are compared beside losses. Limits of a loss, over 20
+steps: fp32 1e-5; bf16 2e-3 to one process under the same policy and 5e-3 to fp32, fp16 5e-4 and 1e-3. Measured were
+2e-7, 2e-4 and 1e-5. The model's gradient norms are about 1, on both sides of the clipping.
 
 This module imports no torch before it has found the layout to be supported; `trainer.parity_ranks` does the work. The
 process that calls `run_parity` is the one that ranks are forked from: it runs no autograd itself.
@@ -64,10 +64,11 @@ OPTIMIZER = OptimizerSpec(lr=3e-3, weight_decay=0.01, clip_norm=CLIP_NORM)
 Policy = Literal["fp32", "bf16 autocast", "bf16 weights", "fp16 autocast", "fp16 weights"]
 Sabotage = Literal["", "gradient", "data"]
 
-_LIMITS: Mapping[str, float] = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
-_LIMIT_TO_FP32 = 5e-3
-# Of a gradient norm a half-precision step keeps two digits or so.
-_NORM_LIMITS: Mapping[str, float] = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
+_LIMITS: Mapping[str, float] = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 5e-4}
+_LIMITS_TO_FP32: Mapping[str, float] = {"bf16": 5e-3, "fp16": 1e-3}
+_NORM_LIMITS: Mapping[str, float] = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
+# Which expert a token takes hangs on the last bits of half precision, and one that changes weighs more.
+_EXPERTS_FACTOR = 3.0
 _NEAR = 0.15
 _WORD = 4
 
@@ -271,12 +272,14 @@ def compare(
     case: Case, reference: Mapping[str, Any], fp32: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> list[Check]:
     """All checks of what the ranks said; torch-free, of JSON."""
+    precision, half = case.precision, case.precision != "fp32"
+    norms = _NORM_LIMITS[precision] * (_EXPERTS_FACTOR if half and case.layout.ep > 1 else 1.0)
     checks = [
-        _curve("loss", "losses", ranks, reference, _LIMITS[case.precision]),
-        _curve("gradient norm", "grad_norms", ranks, reference, _NORM_LIMITS[case.precision]),
+        _curve("loss", "losses", ranks, reference, _LIMITS[precision]),
+        _curve("gradient norm", "grad_norms", ranks, reference, norms),
     ]
-    if case.policy != "fp32":
-        checks.append(_curve("loss to fp32", "losses", ranks, fp32, _LIMIT_TO_FP32))
+    if half:
+        checks.append(_curve("loss to fp32", "losses", ranks, fp32, _LIMITS_TO_FP32[precision]))
     skipped = [step for step, was in enumerate(ranks[0]["skipped"]) if was]
     checks.append(Check("skipped steps", len(skipped), 0, f"steps {skipped}" if skipped else ""))
     checks += [*_replicas(case, ranks), *_real(case, reference, ranks)]
@@ -286,13 +289,13 @@ def compare(
 def _curve(
     name: str, key: str, ranks: Sequence[Mapping[str, Any]], reference: Mapping[str, Any], limit: float
 ) -> Check:
-    """The largest difference over steps and ranks; of numbers above 1 relative to them."""
+    """The largest difference over steps and ranks."""
     worst, where = -1.0, ""
     for rank, said in enumerate(ranks):
         if len(said[key]) != len(reference[key]):
             return Check(name, math.inf, limit, f"rank {rank} told of {len(said[key])} steps")
         for step, (value, wanted) in enumerate(zip(said[key], reference[key], strict=True)):
-            difference = abs(value - wanted) / max(1.0, abs(wanted))
+            difference = abs(value - wanted)
             if not difference <= worst:
                 worst, where = difference, f"step {step + 1}, rank {rank}: {value!r}, one process {wanted!r}"
             if math.isnan(difference):

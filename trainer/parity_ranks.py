@@ -173,7 +173,7 @@ def digests(modules: Iterable[nn.Module]) -> dict[str, str]:
     for name, p in chain.from_iterable(module.named_parameters() for module in modules):
         own, place = p.detach(), [0] * p.ndim
         if isinstance(p, DTensor):
-            own = p.detach().to_local()
+            own = p.to_local().detach()
             _, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
             place = list(offset)
         if own.numel():
