@@ -375,6 +375,9 @@ def _not_divisible(choice: Choice) -> tuple[Fields, str] | None:
             found = _size_conflict(choice, degree, size, _parts(layout, degree, size), size == sizes[0])
             if found is not None:
                 return found
+    if layout.activation_checkpointing and not model.layers:
+        fields = choice.values("activation_checkpointing", "model.options.layers")
+        return fields, "what is computed again are the blocks, and the options state no layers"
     if model.tied and layout.pp > 1:
         fields = choice.values("pp", "model.options.tied")
         return fields, "the first and the last stage would share the embedding's weights"
@@ -427,15 +430,18 @@ def _fits(choice: Choice) -> bool:
 def _candidates(choice: Choice, ranks: int) -> Iterator[Choice]:
     for row in TABLE:
         precisions = [choice.precision] if choice.precision in row.precisions else row.precisions
-        options = {name: True for name in row.options if getattr(choice.layout, name)}
-        for degrees, precision, schedule in product(_factors(ranks, row.degrees), precisions, row.schedules):
+        options = [{}, *({name: True} for name in row.options if getattr(choice.layout, name))]
+        if len(options) > 2:
+            options.append({**options[1], **options[2]})
+        parts = product(_factors(ranks, row.degrees), precisions, row.schedules, options)
+        for degrees, precision, schedule, kept in parts:
             layout = LayoutSpec(
                 engine=cast("Any", row.engine),
                 zero=row.zero,
                 offload=cast("Any", row.offload),
                 schedule=cast("Any", schedule),
                 **_nodes(choice.layout, ranks),
-                **cast("Any", {**degrees, **options}),
+                **cast("Any", {**degrees, **kept}),
             )
             yield replace(choice, layout=layout, precision=precision)
 
@@ -506,7 +512,8 @@ Everything else that is in no row is refused because no parity test proves it.
 
 ## What has to divide
 
-A model that is divided along a degree has to state the first of the sizes among its options. `1f1b` needs as many
+A model that is divided along a degree has to state the first of the sizes among its options; for activation
+checkpointing, its layers. `1f1b` needs as many
 micro-batches as stages; `interleaved` and `zero_bubble` take `pp` micro-batches at a time.
 
 | by | what |

@@ -74,7 +74,7 @@ def estimate_memory(model: ModelFacts, layout: LayoutSpec, precision: Precision,
             "name them there, as the decoder does, for an estimate",
         )
     held = _held(model, layout)
-    parameters, gradients, optimizer = _states(held, layout, precision)
+    parameters, gradients, optimizer = _states(held, _held_experts(model, layout), layout, precision)
     return MemoryEstimate(
         parameters=parameters,
         gradients=gradients,
@@ -95,11 +95,15 @@ def _block_parameters(model: ModelFacts, layout: LayoutSpec) -> int:
     """Parameters of one block on one rank: tensor ranks divide attention and plain SwiGLU, expert ranks the experts."""
     key_width = model.dim // model.heads * model.kv_heads
     attention = 2 * model.dim * (model.dim + key_width) // layout.tp
-    swiglu = 3 * model.dim * model.hidden
-    # A router has one row of weights per expert, which every rank holds.
-    experts = model.experts // layout.ep * swiglu + model.experts * model.dim
-    feed = experts if model.experts else swiglu // layout.tp
+    feed = 3 * model.dim * model.hidden // layout.tp
+    if model.experts:
+        # A router has one row of weights per expert, which every rank holds.
+        feed = _block_experts(model, layout) + model.experts * model.dim
     return attention + feed + 2 * model.dim
+
+
+def _block_experts(model: ModelFacts, layout: LayoutSpec) -> int:
+    return model.experts // layout.ep * 3 * model.dim * model.hidden
 
 
 def _held(model: ModelFacts, layout: LayoutSpec) -> int:
@@ -112,10 +116,16 @@ def _held(model: ModelFacts, layout: LayoutSpec) -> int:
     return blocks + model.dim + table * (2 if layout.schedule == "zbv" else 1)
 
 
-def _states(held: int, layout: LayoutSpec, precision: Precision) -> tuple[int, int, int]:
+def _held_experts(model: ModelFacts, layout: LayoutSpec) -> int:
+    return model.layers // layout.pp * _block_experts(model, layout)
+
+
+def _states(held: int, experts: int, layout: LayoutSpec, precision: Precision) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer at rest."""
     if layout.engine != "deepspeed":
-        own = held // layout.shard
+        # FSDP2 shards over the expert ranks too, all but the experts.
+        ranks = layout.ep if layout.engine == "fsdp2" else 1
+        own = ((held - experts) // ranks + experts) // layout.shard
         return 4 * own, 4 * own, _MOMENTS * own
     width, ranks = _width(precision), layout.dp * layout.sp
     parameters = width * held // (ranks if layout.zero == 3 else 1)

@@ -84,6 +84,7 @@ def test_refused_snapshots_are_left_out_by_name_up_to_the_declared_share(bench: 
         ({"layout": "tp=2"}, "layout.tp 2, model.options.heads 0 do not go together.*nearest.*ddp dp=2 fp32"),
         ({"engine": "deepspeed", "zero": 0, "precision": "bf16"}, "FP16_UnfusedOptimizer.*deepspeed dp=2,zero=1 bf16"),
         ({"offload": "optimizer"}, "layout.offload 'optimizer', layout.engine 'ddp'"),
+        ({"activation_checkpointing": True}, "state no layers; the nearest valid choice is ddp dp=2 fp32"),
         ({"schedule": "gpipe"}, "layout.schedule 'gpipe', layout.pp 1"),
     ],
 )
@@ -108,10 +109,7 @@ def test_layouts_that_cannot_run_are_refused(bench: TrainingBench, training: dic
             {"engine": "deepspeed", "layout": "dp=2,zero=2", "offload": "optimizer"},
             LayoutSpec(engine="deepspeed", zero=2, nodes=2, dp=2, offload="optimizer"),
         ),
-        (
-            {"activation_checkpointing": True, "compile": True},
-            LayoutSpec(nodes=2, dp=2, activation_checkpointing=True, compile=True),
-        ),
+        ({"compile": True}, LayoutSpec(nodes=2, dp=2, compile=True)),
     ],
 )
 def test_a_layout_is_declared_in_one_place(bench: TrainingBench, training: dict[str, Any], wanted: LayoutSpec) -> None:

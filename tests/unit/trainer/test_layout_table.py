@@ -295,6 +295,14 @@ def test_a_model_without_stated_sizes_trains_on_replicas_only() -> None:
         assert (refused.nearest.engine, refused.nearest.dp) == ("ddp", 2)
 
 
+def test_checkpointing_needs_blocks_that_are_known() -> None:
+    layout = replace(parse_layout("ddp", "dp=2"), activation_checkpointing=True, compile=True)
+    check_layout(layout, "fp32", 1.0, SMALL)
+    refused = _refused(layout, model_facts=ModelFacts())
+    assert refused.fields == {"layout.activation_checkpointing": True, "model.options.layers": 0}
+    assert refused.nearest == replace(layout, activation_checkpointing=False)
+
+
 def test_sizes_are_read_from_options_and_nothing_else_is() -> None:
     read = model_facts({"layers": 4, "heads": True, "dim": "64", "vocab": -1, "tied": 1, "sequence": 32.0, "top_k": 2})
     assert read == ModelFacts(layers=4, top_k=2)

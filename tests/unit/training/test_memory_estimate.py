@@ -120,7 +120,8 @@ def test_every_degree_divides_what_it_should() -> None:
     assert _estimate(MIXTURE, "dp=2", batch=batch).parameters == alone.parameters
     assert _estimate(MIXTURE, "dp=2", batch=batch).activations == alone.activations // 2
     assert _estimate(MIXTURE, "shard=2", "fsdp2", batch=batch).optimizer == 8 * count // 2
-    assert _estimate(MIXTURE, "ep=4", "fsdp2", batch=batch).parameters == 4 * (count - experts * 3 // 4)
+    assert _estimate(MIXTURE, "ep=4", "ddp", batch=batch).parameters == 4 * (count - experts * 3 // 4)
+    assert _estimate(MIXTURE, "ep=4", "fsdp2", batch=batch).parameters == 4 * (count // 4)
     assert _estimate(MIXTURE, "sp=2", batch=batch).activations == alone.activations // 2
     assert _estimate(OPTIONS, "tp=2", batch=batch).parameters < _estimate(OPTIONS).parameters * 0.51
     assert _estimate(OPTIONS, "pp=2", batch=batch).parameters < _estimate(OPTIONS).parameters * 0.51
