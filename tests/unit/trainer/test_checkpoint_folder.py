@@ -52,7 +52,7 @@ class Folder:
 
 
 def part(step: int) -> dict[str, object]:
-    return {"step": step, "engine": {"model": {"w": torch.full((3,), float(step))}}}
+    return {"step": step, "engine": {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}}}
 
 
 @pytest.fixture
