@@ -145,8 +145,11 @@ def _deepspeed(choice: Choice, *names: str, when: bool) -> Fields:
 TABLE: tuple[Supported, ...] = (
     Supported("ddp", ("dp",), ("dp=2", "dp=4"), precisions=("fp32", "bf16", "fp16"), options=LAYOUT_OPTIONS),
     Supported("ddp", ("tp",), ("tp=2",)),
+    Supported("ddp", ("dp", "tp"), ("dp=2,tp=2",)),
     Supported("ddp", ("sp",), ("sp=2",)),
     Supported("ddp", ("dp", "sp"), ("dp=2,sp=2",)),
+    Supported("ddp", ("ep",), ("ep=2",)),
+    Supported("ddp", ("dp", "ep"), ("dp=2,ep=2",)),
     Supported("ddp", ("pp",), ("pp=2",), schedules=SCHEDULES),
     Supported("ddp", ("dp", "pp"), ("dp=2,pp=2",)),
     Supported("ddp", ("tp", "pp"), ("tp=2,pp=2",)),
@@ -213,7 +216,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "deepspeed, ep",
-        "the experts here are divided by the engine fsdp2; DeepSpeed's MoE is not used",
+        "the experts here are those of the engines ddp and fsdp2; DeepSpeed's MoE is not used",
         "is not built",
         lambda c: _deepspeed(c, "engine", "ep", when=c.layout.ep > 1),
     ),
