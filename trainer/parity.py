@@ -96,8 +96,9 @@ class Case:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Options of the transformer; with experts where the layout divides them."""
-        return {**MODEL, **EXPERTS} if self.layout.ep > 1 else MODEL
+        """Options of the transformer: with experts where the layout divides them, less deep where it is compiled."""
+        more = {**(EXPERTS if self.layout.ep > 1 else {}), **({"layers": 2} if self.layout.compile else {})}
+        return {**MODEL, **more}
 
     @property
     def policy(self) -> Policy:
@@ -261,7 +262,7 @@ def _warm(engine: str) -> Any:  # noqa: ANN401 - a module of this package, impor
 
 def _reference(worker: Any, case: Case, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Any]:  # noqa: ANN401
     """What one process does, once for all cases that compare with it."""
-    key = (policy, case.steps, case.seed, case.layout.ep > 1)
+    key = (policy, case.steps, case.seed, *case.model.items())
     if key not in _references:
         say(f"one process, {policy}: {case.steps} steps")
         (_references[key],) = fork_ranks(worker.reference, 1, {"case": case, "policy": policy})
@@ -378,17 +379,19 @@ def _shares(layout: LayoutSpec, sizes: Mapping[str, int]) -> dict[str, tuple[flo
 
 
 def _parts_of(layout: LayoutSpec, name: str) -> int:
-    """Into how many parts tensor and expert ranks divide a parameter of the small model: all but its norms."""
+    """Into how many parts tensor and expert ranks divide a parameter of the small model; tensor ranks not its norms."""
     if ".experts." in name:
         return layout.ep
-    return 1 if "norm" in name else layout.tp
+    # FSDP2 shards over the expert ranks what they do not divide.
+    ranks = layout.ep if layout.engine == "fsdp2" else 1
+    return ranks if "norm" in name else ranks * layout.tp
 
 
 def _must_issue(case: Case) -> dict[str, tuple[tuple[str, ...], int]]:
     """For each degree the kinds of collective that it takes, and the fewest of them in a step of a rank."""
     layout, layers = case.layout, model_facts(case.model).layers // case.layout.pp
     needs: dict[str, tuple[tuple[str, ...], int]] = {}
-    if layout.shard > 1:
+    if layout.shard > 1 or (layout.engine == "fsdp2" and layout.ep > 1):
         # Each block, and what is in none, is gathered once at least.
         needs["shard, parameters"] = (("all_gather",), layers + 1)
         needs["shard, gradients"] = (("reduce_scatter",), layers + 1)

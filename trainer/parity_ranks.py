@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -53,7 +53,7 @@ def reference(group: Group, case: Case, policy: Policy) -> dict[str, Any]:
     for step in range(case.steps):
         tokens, weight = tokens_of(case.seed, step, options)
         optimizer.zero_grad()
-        with _autocast(policy):
+        with _autocast(policy, options.experts > 0):
             logits = _forward(model, tokens[:, :-1], policy)
         each = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         loss = (each * weight.flatten()).sum() / weight.sum()
@@ -168,9 +168,9 @@ def rate(step: int) -> float:
 
 @torch.no_grad()
 def digests(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """SHA-256 of the parts of the parameters that this rank holds, by name and place in the whole."""
+    """SHA-256 of the parts of parameters and saved buffers that this rank holds, by name and place in the whole."""
     found: dict[str, str] = {}
-    for name, p in chain.from_iterable(module.named_parameters() for module in modules):
+    for name, p in chain.from_iterable(module.state_dict(keep_vars=True).items() for module in modules):
         own, place = p.detach(), [0] * p.ndim
         if isinstance(p, DTensor):
             own = p.to_local().detach()
@@ -187,8 +187,9 @@ def _modules(engine: Any) -> list[nn.Module]:  # noqa: ANN401 - what holds the p
     return [engine.module] if stages is None else list(stages.values())
 
 
-def _autocast(policy: Policy) -> AbstractContextManager[object]:
-    if not policy.endswith("autocast"):
+def _autocast(policy: Policy, experts: bool) -> AbstractContextManager[object]:
+    # Who casts weights does so with what it gathers; experts stay in fp32, and are left to autocast.
+    if policy == "fp32" or not (experts or policy.endswith("autocast")):
         return nullcontext()
     return torch.autocast("cpu", dtype=_half(policy))
 
@@ -196,8 +197,9 @@ def _autocast(policy: Policy) -> AbstractContextManager[object]:
 def _forward(model: nn.Module, tokens: Tensor, policy: Policy) -> Tensor:
     if not policy.endswith("weights"):
         return model(tokens)
-    cast: Mapping[str, Tensor] = {name: p.to(_half(policy)) for name, p in model.named_parameters()}
-    return torch.func.functional_call(model, dict(cast), (tokens,))
+    names: Iterable[tuple[str, Tensor]] = model.named_parameters()
+    cast = {name: p if ".experts." in name else p.to(_half(policy)) for name, p in names}
+    return torch.func.functional_call(model, cast, (tokens,))
 
 
 def _half(policy: Policy) -> torch.dtype:
