@@ -70,8 +70,7 @@ def estimate_memory(model: ModelFacts, layout: LayoutSpec, precision: Precision,
     missing = [name for name in NEEDED if not getattr(model, name)]
     if missing:
         raise SizesUnknown(
-            f"the model's options state no {', '.join(missing)}",
-            "name them there, as the decoder does, for an estimate",
+            f"the model's options state no {', '.join(missing)}", "the estimate is made from the sizes of a decoder"
         )
     held = _held(model, layout)
     parameters, gradients, optimizer = _states(held, _held_experts(model, layout), layout, precision)
