@@ -19,7 +19,7 @@ def make_engine(
         # DeepSpeed costs a second to import and needs its environment set first.
         from trainer.engines.zero import ZeroEngine
 
-        return ZeroEngine(spec, model, declared, group)
+        return ZeroEngine(spec, model, declared, group, plan)
     if spec.layout.engine == "fsdp2":
         from trainer.engines.fsdp2 import Fsdp2Engine
 

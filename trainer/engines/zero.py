@@ -1,20 +1,26 @@
-"""DeepSpeed ZeRO stage 1: gradients averaged, the optimizer's moments divided over the ranks.
+"""DeepSpeed: ZeRO stages 0 to 3, offload, its tensor parallelism (AutoTP) and its sequence parallelism.
 
 DeepSpeed on CPU wants to compile a communication op when it starts, and a start that was killed meanwhile blocks all
 later ones; the op is switched off. AdamW is torch's own, handed over, so that nothing is built at all. The form of the
-flat partitions (parameters one after the other, equal parts per rank) is read from DeepSpeed's own tables.
+flat partitions is read from DeepSpeed's own tables (`trainer.engines.zero_parts`).
 """
 
 import logging
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.batches import Batch
+from trainer.counting import counted
 from trainer.engines.base import (
+    BadModel,
     Evaluated,
     ParameterGroups,
     State,
@@ -29,8 +35,11 @@ from trainer.engines.base import (
     signature,
     step_loss,
 )
+from trainer.engines.zero_config import make_config
+from trainer.engines.zero_parts import Part, boxes_of, parts_of, partitions_of, whole_shape
 from trainer.mesh import Mesh
-from trainer.pieces import MOMENTS, Pieces, box_piece, collect, flat_piece, read, step_of, whole_box
+from trainer.parallel.plan import ParallelPlan, check_plan, matching
+from trainer.pieces import MOMENTS, Piece, Pieces, box_piece, collect, read, step_of, whole_box
 from trainer.process_group import Group, peers
 from trainer.spec import RunSpec
 
@@ -40,37 +49,68 @@ import deepspeed.ops
 
 # `initialize` would import it, with half of torch's compiler behind it: seconds, which look like a slow first step.
 import deepspeed.runtime.zero.muon.muon_optimizer  # pyright: ignore[reportUnusedImport]
+from deepspeed.sequence.layer import DistributedAttention
+from deepspeed.utils import groups as deepspeed_groups
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+# It calls collectives by names that torch is about to give up, some hundred times a step.
+warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
-_BUCKET_MOST = 1 << 25
+REPLICAS = ("dp", "sp")
+"""Ranks over which DeepSpeed divides what its stage says, and sums gradients."""
 
-
-class _Piece(NamedTuple):
-    """Elements of one parameter that this rank's partition holds: from `start` on, at `taken` of the partition."""
-
-    name: str
-    partition: Tensor
-    start: int
-    taken: slice
+_Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ZeroEngine:
-    """See `trainer.engines.base.Engine`. Every rank saves the moments of its own partition; rank 0 the weights."""
+    """See `trainer.engines.base.Engine`. Every rank saves its own part of the weights and the moments.
 
-    def __init__(self, spec: RunSpec, model: nn.Module, declared: ParameterGroups, group: Group) -> None:
+    Args:
+        spec: The run.
+        model: The whole model, the same on every rank; it is taken apart.
+        declared: Its optimizer groups.
+        group: The ranks.
+        plan: How the model may be divided; None when only rows are.
+
+    Raises:
+        BadModel: the layout needs a plan and there is none, or the engine cannot do the layout.
+        PlanMismatch: the plan does not fit.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        model: nn.Module,
+        declared: ParameterGroups,
+        group: Group,
+        plan: ParallelPlan | None = None,
+    ) -> None:
         self.mesh = Mesh(spec.layout, group)
         self.module = model
         self._group = group
+        self._layout = layout = spec.layout
+        self._precision = spec.precision
+        self._plan = plan
+        self._gradient_bytes = 0
+        self._check_layout()
+        self._signature = signature(model)
         groups = optimizer_groups(model, declared, spec.optimizer)
         # DeepSpeed puts its flat partitions in the place of the parameters.
         self._members = [{"params": list(g["params"])} for g in groups]
         self._optimizer = make_optimizer(groups, spec.optimizer)
+        config = make_config(spec, model, plan)
         with peers():
+            self._divide_inside()
             engine, zero, *_ = deepspeed.initialize(
-                model=model, optimizer=self._optimizer, config=_config(spec, model), dist_init_required=False
+                model=model,
+                optimizer=self._optimizer,
+                config=config,
+                dist_init_required=False,
+                mesh_param=(layout.dp, layout.sp) if layout.sp > 1 else None,
             )
+            if layout.sp > 1:
+                self._divide_sequences()
         self._engine = engine
         # Its tables of partitions are on no declared type.
         self._zero: Any = zero
@@ -80,104 +120,247 @@ class ZeroEngine:
         set_rates(self._optimizer, lr_factor)
         own_loss = 0.0
         with peers():
-            for batch in micro_batches:
-                loss = step_loss(self._engine(*batch.inputs), batch, real_items)
-                # DeepSpeed averages over the ranks; what is wanted is the sum of the ranks' parts of one mean.
-                self._engine.backward(loss * self._group.world_size, scale_wrt_gas=False)
-                self._engine.step()
+            for index, whole in enumerate(micro_batches):
+                batch = self._own_part(whole)
+                loss = step_loss(self._engine(*self._inputs(batch)), batch, real_items)
+                # DeepSpeed averages over these ranks; what is wanted is the sum of the ranks' parts of one mean.
+                self._engine.backward(loss * self.mesh.degree(*REPLICAS), scale_wrt_gas=False)
                 own_loss += loss.item()
-        # A gradient that is not finite is a step left out by DeepSpeed; it reports the norm as infinite.
-        return StepResult(self._group.sum(own_loss), float(self._engine.get_global_grad_norm() or 0.0))
+                if index == len(micro_batches) - 1:
+                    norm = self._look_at_gradients()
+                self._engine.step()
+        self._balance()
+        if self._layout.zero:
+            # A gradient that is not finite is a step left out by DeepSpeed; it reports the norm as infinite.
+            norm = float(self._engine.get_global_grad_norm() or 0.0)
+        # Tensor ranks all have the same loss.
+        own_loss = own_loss if self.mesh.coordinate("tp") == 0 else 0.0
+        return StepResult(self._group.sum(own_loss), norm)
 
     def evaluate(self, batch: Batch) -> Evaluated:
         """See `Engine`."""
         self.module.eval()
-        with torch.inference_mode():
-            logits = self.module(*batch.inputs)
-            loss = batch.loss_sum(logits).item()
+        part = self._own_part(batch)
+        with torch.no_grad(), peers():
+            logits: Tensor = self.module(*self._inputs(part))
+            loss = part.loss_sum(logits).item()
+            if self._layout.sp > 1:
+                loss = self._sum_over_sequence(loss)
         self.module.train()
-        return Evaluated(loss, batch.items, logits)
+        return Evaluated(loss, batch.items, logits if self._layout.sp == 1 else None)
 
     def state(self) -> State:
         """See `Engine`."""
         pieces: Pieces = {}
-        if self._group.rank == 0:
-            whole = self.module.state_dict()
-            pieces = {name: [box_piece(w.shape, whole_box(w.shape), weight=w)] for name, w in whole.items()}
-        shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        for piece in self._pieces():
-            if piece.partition in self._optimizer.state:
-                adam = self._optimizer.state[piece.partition]
-                stop = piece.start + piece.taken.stop - piece.taken.start
-                moments = {key: adam[key].view(-1)[piece.taken] for key in MOMENTS}
-                part = flat_piece(shapes[piece.name], piece.start, stop, step=float(adam["step"]), **moments)
-                pieces.setdefault(piece.name, []).append(part)
+        for part in self._parts():
+            if self._saves(part.name):
+                pieces.setdefault(part.name, []).extend(self._pieces(part))
+        for name, tensor in self._fixed():
+            pieces[name] = [box_piece(tensor.shape, whole_box(tensor.shape), weight=tensor)]
         return compose_state(pieces, self._described())
 
+    @torch.no_grad()
     def load(self, states: Sequence[State]) -> None:
         """See `Engine`."""
         check_same_groups(states[0], self._described())
         saved = collect(states)
-        check_same_tensors(saved, signature(self.module))
-        with torch.no_grad():
-            for name, tensor in self.module.state_dict().items():
-                weight = read(saved[name], name, "weight", whole_box(tensor.shape))
-                if weight is not None:
-                    tensor.copy_(weight)
-        self._zero.refresh_fp32_params()
-        shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        for piece in self._pieces():
-            parts, box = saved[piece.name], whole_box(shapes[piece.name])
-            step = step_of(parts)
-            moments = {key: read(parts, piece.name, key, box) for key in MOMENTS}
-            if step is not None:
-                self._load_piece(
-                    piece, step, {key: whole.flatten() for key, whole in moments.items() if whole is not None}
-                )
+        check_same_tensors(saved, self._signature)
+        for part in self._parts():
+            self._load_part(part, saved[part.name])
+        self._refresh_weights(saved)
 
     def facts(self) -> Mapping[str, Any]:
-        """See `Engine`."""
-        raise NotImplementedError
+        """See `Engine`. With an offload all of it is in host memory, and counted all the same."""
+        parameters = [getattr(p, "ds_tensor", p) for p in self.module.parameters()]
+        partitions = partitions_of(self._zero, self._layout.zero)
+        states = [self._optimizer.state[p] for p in partitions if p in self._optimizer.state]
+        moments = [state[key] for state in states for key in MOMENTS]
+        # Above stage 0 the optimizer works on a copy of the weights, in fp32 whatever they are.
+        copies = partitions if self._layout.zero else []
+        return {
+            "parameter_bytes": _bytes(parameters),
+            "gradient_bytes": self._gradient_bytes,
+            "optimizer_bytes": _bytes([*moments, *copies]),
+            **self._blocks(),
+            "collectives": counted(),
+        }
 
-    def _load_piece(self, piece: _Piece, step: float, moments: dict[str, Tensor]) -> None:
-        adam = self._optimizer.state[piece.partition]
+    def _check_layout(self) -> None:
+        layout = self._layout
+        if layout.shard * layout.pp * layout.ep > 1 or layout.compile:
+            raise BadModel("engine deepspeed takes dp, tp and sp, and no compile")
+        if (layout.tp > 1 or layout.sp > 1 or layout.activation_checkpointing) and self._plan is None:
+            raise BadModel("the layout divides more than rows, and the model's factory declares no parallel_plan")
+        if self._plan is not None:
+            check_plan(self.module, self._plan)
+
+    def _divide_inside(self) -> None:
+        if not self._layout.activation_checkpointing:
+            return
+        assert self._plan is not None
+        for block in self.module.get_submodule(self._plan.blocks).children():
+            # The names of its parameters stay.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    def _divide_sequences(self) -> None:
+        assert self._plan is not None
+        group = deepspeed_groups._get_sequence_parallel_group()
+        for _, attention in matching(self.module, self._plan.sequence):
+            changed = cast("Any", attention)
+            changed.exchange = _Distributed(group)
+            changed.part = self.mesh.coordinate("sp")
+
+    def _own_part(self, batch: Batch) -> Batch:
+        degree = self._layout.sp
+        return batch if degree == 1 else batch.sequence_part(self.mesh.coordinate("sp"), degree)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        if self._precision == "fp32":
+            return batch.inputs
+        # The weights are bf16 themselves.
+        return tuple(x.bfloat16() if x.is_floating_point() else x for x in batch.inputs)
+
+    def _look_at_gradients(self) -> float:
+        """Count the bytes of the gradients between the backward pass and the update; the norm at stage 0."""
+        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        if self._layout.zero == 0:
+            self._gradient_bytes = _bytes(grads)
+            # DeepSpeed clips by it and keeps it for itself.
+            return nn.utils.get_total_norm(grads, foreach=True).item()
+        averaged = [g for part in self._zero.averaged_gradients.values() for g in part or ()]
+        offloaded = [p.grad for p in partitions_of(self._zero, self._layout.zero) if p.grad is not None]
+        self._gradient_bytes = _bytes(grads if self._layout.zero == 1 and grads else averaged or offloaded)
+        return 0.0
+
+    def _balance(self) -> None:
+        if self._plan is None or not self._plan.routers:
+            return
+        from trainer.parallel.expert import balance_experts
+
+        balance_experts(self.module, self._plan, self.mesh.process_group(*REPLICAS))
+
+    def _sum_over_sequence(self, value: float) -> float:
+        total = torch.tensor([value], dtype=torch.float64)
+        torch.distributed.all_reduce(total, group=self.mesh.process_group("sp"))
+        return total.item()
+
+    def _parts(self) -> Iterator[Part]:
+        rank = self.mesh.coordinate("dp") * self._layout.sp + self.mesh.coordinate("sp")
+        return parts_of(self._zero, self._layout.zero, rank, self.module)
+
+    def _saves(self, name: str) -> bool:
+        """Whether this rank saves its part of a parameter: of equal replicas only the first does."""
+        first = self._layout.zero > 0 or self._is_first(*REPLICAS)
+        divided = self._local_box(name) != whole_box(self._signature[name][1])
+        return first and (divided or self._is_first("tp"))
+
+    def _is_first(self, *names: str) -> bool:
+        return all(self.mesh.coordinate(name) == 0 for name in names)
+
+    def _local_box(self, name: str) -> list[list[int]]:
+        """What the tensor ranks' like of this rank has of a parameter."""
+        local, at = whole_shape(self.module.get_parameter(name)), self.mesh.coordinate("tp")
+        whole = self._signature[name][1]
+        return [[0, n] if n == own else [at * own, (at + 1) * own] for n, own in zip(whole, local, strict=True)]
+
+    def _boxes(self, part: Part) -> list[list[list[int]]]:
+        """The places of a part's elements in the whole parameter, in order."""
+        own = self._local_box(part.name)
+        boxes = boxes_of([stop - start for start, stop in own], part.start, part.stop)
+        return [[[a + o, b + o] for (a, b), (o, _) in zip(box, own, strict=True)] for box in boxes]
+
+    def _pieces(self, part: Part) -> Iterator[Piece]:
+        adam = self._optimizer.state.get(part.partition)
+        tensors = {"weight": part.of(part.partition)}
+        if adam:
+            tensors |= {key: part.of(adam[key]) for key in MOMENTS}
+        step = {"step": float(adam["step"])} if adam else {}
+        start = 0
+        for box in self._boxes(part):
+            stop = start + math.prod(b - a for a, b in box)
+            shaped = {key: t[start:stop].view([b - a for a, b in box]) for key, t in tensors.items()}
+            yield box_piece(self._signature[part.name][1], box, **shaped, **step)
+            start = stop
+
+    def _fixed(self) -> Iterator[tuple[str, Tensor]]:
+        """What no optimizer changes, and the first rank saves whole: saved buffers, frozen parameters."""
+        frozen = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+        for name, p in frozen:
+            with deepspeed.zero.GatheredParameters([p], enabled=self._layout.zero == 3):
+                kept = p.detach().to(self._signature[name][0], copy=True)
+            if self.mesh.rank == 0:
+                yield name, kept
+        trained = {name for name, _ in self.module.named_parameters()}
+        if self.mesh.rank == 0:
+            yield from ((n, b) for n, b in self.module.named_buffers() if n in self._signature and n not in trained)
+
+    def _load_part(self, part: Part, parts: Sequence[Piece]) -> None:
+        boxes = self._boxes(part)
+
+        def fill(target: Tensor, key: str) -> None:
+            own = [read(parts, part.name, key, box) for box in boxes]
+            part.of(target).copy_(torch.cat([cast("Tensor", t).flatten() for t in own]))
+
+        fill(part.partition, "weight")
+        step = step_of(parts)
+        if step is None:
+            return
+        adam = self._optimizer.state[part.partition]
         adam["step"] = torch.tensor(step)
-        for key, whole in moments.items():
-            flat = adam.setdefault(key, torch.zeros_like(piece.partition))
-            count = piece.taken.stop - piece.taken.start
-            flat[piece.taken] = whole[piece.start : piece.start + count]
+        for key in MOMENTS:
+            fill(adam.setdefault(key, torch.zeros_like(part.partition)), key)
+
+    def _refresh_weights(self, saved: Pieces) -> None:
+        """Make the weights that are computed with those of the optimizer; load what it does not have."""
+        trained = {name for name, p in self.module.named_parameters() if p.requires_grad}
+        if self._layout.zero == 3:
+            for index in range(len(self._zero.fp16_groups)):
+                self._zero._reassign_or_swap_out_partitioned_parameters(index)
+        elif self._layout.zero:
+            for name in trained:
+                p = self.module.get_parameter(name)
+                p.copy_(cast("Tensor", read(saved[name], name, "weight", self._local_box(name))))
+        others = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        for name, tensor in others.items():
+            if name in trained or name not in self._signature:
+                continue
+            weight = cast("Tensor", read(saved[name], name, "weight", whole_box(self._signature[name][1])))
+            divided = self._layout.zero == 3 and hasattr(tensor, "ds_id")
+            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=divided):
+                tensor.copy_(weight)
 
     def _described(self) -> State:
         return describe_groups(self.module, self._members, self._optimizer.param_groups)
 
-    def _pieces(self) -> Iterator[_Piece]:
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        zero = self._zero
-        for index, partition in enumerate(zero.single_partition_of_fp32_groups):
-            first = self._group.rank * zero.partition_size[index]
-            end = first + zero.partition_size[index]
-            offsets = zero.round_robin_bit16_offsets[index]
-            for parameter, offset in zip(zero.round_robin_bit16_groups[index], offsets, strict=True):
-                low, high = max(first, offset), min(end, offset + parameter.numel())
-                if low < high:
-                    yield _Piece(names[id(parameter)], partition, low - offset, slice(low - first, high - first))
+    def _blocks(self) -> dict[str, Any]:
+        """Blocks, heads and experts that this rank has, from the plan's names."""
+        if self._plan is None:
+            return {"layers": [], "heads": 0, "experts": 0}
+        heads, experts = 0, 0
+        for _, attention in matching(self.module, self._plan.sequence):
+            module = cast("Any", attention)
+            heads = whole_shape(module.wq.weight)[0] // module.width // self._layout.sp
+        for _, found in matching(self.module, self._plan.experts):
+            experts = whole_shape(next(found.parameters()))[0]
+        layers = list(cast("nn.ModuleDict", self.module.get_submodule(self._plan.blocks)))
+        return {"layers": layers, "heads": heads, "experts": experts}
 
 
-def _config(spec: RunSpec, model: nn.Module) -> dict[str, Any]:
-    # DeepSpeed takes a fresh bucket of this many elements each step, 2 GB by default, whatever the size of the model.
-    bucket = min(_BUCKET_MOST, 2 * -(-sum(p.numel() for p in model.parameters() if p.requires_grad) // 2))
-    share = spec.batch.global_size // (spec.layout.dp * spec.batch.accumulation)
-    return {
-        "train_micro_batch_size_per_gpu": share,
-        "gradient_accumulation_steps": spec.batch.accumulation,
-        "gradient_clipping": spec.optimizer.clip_norm,
-        "zero_optimization": {
-            "stage": spec.layout.zero,
-            "round_robin_gradients": False,
-            "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
-        },
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 2**31,
-        "wall_clock_breakdown": False,
-    }
+class _Distributed:
+    """DeepSpeed's Ulysses as the `exchange` of an attention; see `trainer.parallel.sequence`."""
+
+    def __init__(self, group: Any) -> None:  # noqa: ANN401 - DeepSpeed's type of a group
+        # Heads are scattered and positions gathered; the batch is the first dimension.
+        self._attention = DistributedAttention(_call, group, scatter_idx=2, gather_idx=1)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, attend: _Attend) -> Tensor:
+        """See `trainer.parallel.sequence.Ulysses`."""
+        return self._attention(q, k, v, 0, None, attend)
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, attend: _Attend) -> Tensor:
+    return attend(q, k, v)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
