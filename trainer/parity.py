@@ -62,7 +62,7 @@ EXPERTS: Mapping[str, Any] = {"experts": 4, "top_k": 2, "hidden": 32}
 OPTIMIZER = OptimizerSpec(lr=3e-3, weight_decay=0.01, clip_norm=CLIP_NORM)
 
 Policy = Literal["fp32", "bf16 autocast", "bf16 weights", "fp16 autocast", "fp16 weights"]
-Sabotage = Literal["", "gradient", "data"]
+Sabotage = Literal["", "gradient", "data", "replica"]
 
 _LIMITS: Mapping[str, float] = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 5e-4}
 _LIMITS_TO_FP32: Mapping[str, float] = {"bf16": 5e-3, "fp16": 1e-3}
@@ -77,8 +77,8 @@ _WORD = 4
 class Case:
     """One run: a layout with what it is run by.
 
-    `sabotage` is for tests of the test: what rank `world - 1` does wrong; it drops its `gradient`, or learns from
-    shifted `data`.
+    `sabotage` is for tests of the test: what rank `world - 1` does wrong; it drops its `gradient`, learns from shifted
+    `data`, or changes one bit of its `replica`.
     """
 
     layout: LayoutSpec
@@ -246,7 +246,7 @@ _references: dict[tuple[object, ...], Mapping[str, Any]] = {}
 
 def run_case(case: Case, say: Callable[[str], None] = lambda _: None) -> ParityResult:
     """`run_parity` of a case that was found to be supported."""
-    worker = _warm(case.layout.engine)
+    worker = _warm(case.layout)
     fp32 = _reference(worker, case, "fp32", say)
     reference = _reference(worker, case, case.policy, say)
     say(f"{case.name}: {case.steps} steps on {case.layout.world_size} ranks")
@@ -254,10 +254,16 @@ def run_case(case: Case, say: Callable[[str], None] = lambda _: None) -> ParityR
     return ParityResult(case, tuple(compare(case, reference, fp32, ranks)), reference, fp32, tuple(ranks))
 
 
-def _warm(engine: str) -> Any:  # noqa: ANN401 - a module of this package, imported late for its torch
-    if engine == "deepspeed":
-        importlib.import_module("trainer.engines.zero")
-    return importlib.import_module("trainer.parity_ranks")
+def _warm(layout: LayoutSpec) -> Any:  # noqa: ANN401 - a module of this package, imported late for its torch
+    """Import what the ranks will need: each of these costs seconds, and every rank would pay them."""
+    engines = {"ddp": "trainer.engines.ddp", "fsdp2": "trainer.engines.fsdp2", "deepspeed": "trainer.engines.zero"}
+    parts = {"tp": "trainer.parallel.tensor", "pp": "trainer.engines.pipeline", "ep": "trainer.parallel.expert"}
+    worker = importlib.import_module("trainer.parity_ranks")
+    for module in (engines[layout.engine], *(name for degree, name in parts.items() if getattr(layout, degree) > 1)):
+        importlib.import_module(module)
+    if layout.compile:
+        importlib.import_module("torch._inductor.compile_fx")
+    return worker
 
 
 def _reference(worker: Any, case: Case, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Any]:  # noqa: ANN401

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+# Inductor's pool of compilers would be threads and processes of the parent that ranks are forked from.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 import torch._dynamo  # The first optimizer step would import it, on every rank.  # pyright: ignore[reportUnusedImport]
 import torch.nn.functional as F
@@ -85,6 +88,8 @@ def train(group: Group, case: Case) -> dict[str, Any]:
         # Watching every operation costs: one step is enough.
         with counting() if step == case.steps - 1 else nullcontext():
             result = engine.step(batches, items, rate(step))
+        if lame and case.sabotage == "replica" and step == 0:
+            _change_a_bit(_modules(engine)[0])
         said["losses"].append(result.loss)
         said["grad_norms"].append(result.grad_norm)
         said["scales"].append(result.scale)
@@ -180,6 +185,12 @@ def digests(modules: Iterable[nn.Module]) -> dict[str, str]:
             data = own.contiguous().view(torch.uint8).numpy().tobytes()
             found[f"{name} {list(own.shape)} at {place}"] = hashlib.sha256(data).hexdigest()
     return found
+
+
+@torch.no_grad()
+def _change_a_bit(module: nn.Module) -> None:
+    first = next(module.parameters()).view(-1)[:1]
+    first.copy_(torch.nextafter(first, torch.ones(1)))
 
 
 def _modules(engine: Any) -> list[nn.Module]:  # noqa: ANN401 - what holds the parameters is no part of the protocol
