@@ -354,17 +354,26 @@ class BatchSpec:
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints."""
+    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints.
+
+    `keep_last` newest checkpoints stay, the best one, and of every `keep_every_hours` hours the first (0: none for
+    their time). `synchronous` saves hold the training up until they are on the disk; else it goes on meanwhile.
+    """
 
     epochs: int = 10
     patience: int = 3
     checkpoint_every: int = 200
+    keep_last: int = field(default=1, metadata=_LATER)
+    keep_every_hours: float = field(default=0.0, metadata=_LATER)
+    synchronous: bool = field(default=False, metadata=_LATER)
 
     def check(self) -> None:
-        """Refuse a run without steps."""
-        for name in ("epochs", "patience", "checkpoint_every"):
+        """Refuse a run without steps, and one that would keep no checkpoint."""
+        for name in ("epochs", "patience", "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"schedule.{name}", f"{getattr(self, name)} is less than 1")
+        if not 0 <= self.keep_every_hours < math.inf:
+            raise SpecRefused("schedule.keep_every_hours", f"{self.keep_every_hours} is no number of hours from 0 on")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The state that engines give and take is keyed by parameter name, whatever the la
 places (`trainer.pieces`), so that a state saved by one layout can be loaded by another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -55,6 +55,10 @@ class Engine(Protocol):
     mesh: Mesh
     """Where this rank stands."""
 
+    before_update: Callable[[], None]
+    """Called in each step before the update, the first thing that changes what AdamW works on; a save may still be
+    copying that until then."""
+
     def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
         """Learn from this rank's part of one global batch that has `real_items` real items over all ranks.
 
@@ -87,6 +91,10 @@ class Engine(Protocol):
         `trainer.counting`).
         """
         ...
+
+
+def nothing_to_wait_for() -> None:
+    """What `before_update` is while nobody sets it."""
 
 
 class BadModel(RuntimeError):

@@ -27,6 +27,7 @@ from trainer.engines.base import (
     check_same_tensors,
     compose_state,
     make_optimizer,
+    nothing_to_wait_for,
     optimizer_groups,
     set_rates,
     signature,
@@ -75,6 +76,7 @@ class SpreadEngine(ABC):
         plan: ParallelPlan | None = None,
     ) -> None:
         self.mesh = Mesh(spec.layout, group)
+        self.before_update = nothing_to_wait_for
         self._group = group
         self._layout = spec.layout
         self._precision = spec.precision
@@ -138,6 +140,7 @@ class SpreadEngine(ABC):
             self._reduce()
             norm = self._norm_and_clip(scale)
         skipped = self._scaler is not None and self._scaler.skips(norm)
+        self.before_update()
         if not skipped:
             self._update()
         self._balance()
