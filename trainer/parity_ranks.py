@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -79,6 +79,7 @@ def reference(group: Group, case: Case, policy: Policy) -> dict[str, Any]:
 def train(group: Group, case: Case) -> dict[str, Any]:
     """What this rank sees of the case: losses, gradient norms, digests of what it holds every few steps, its facts."""
     model, options = build(case)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     spec = case.spec()
     engine = make_engine(spec, model, one_group(model, spec.optimizer), group, decoder_plan(options))
     said: dict[str, Any] = {"losses": [], "grad_norms": [], "scales": [], "skipped": [], "hashes": {}}
@@ -95,7 +96,7 @@ def train(group: Group, case: Case) -> dict[str, Any]:
         said["scales"].append(result.scale)
         said["skipped"].append(result.skipped)
         if (step + 1) % HASH_EVERY == 0:
-            said["hashes"][str(step + 1)] = digests(_modules(engine))
+            said["hashes"][str(step + 1)] = digests(_modules(engine), shapes, engine.mesh.coordinate("tp"))
             if group.rank == 0:
                 print(
                     f"  step {step + 1}: loss {result.loss:.6f}, gradient norm {result.grad_norm:.6f}", file=sys.stderr
@@ -172,18 +173,26 @@ def rate(step: int) -> float:
 
 
 @torch.no_grad()
-def digests(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """SHA-256 of the parts of parameters and saved buffers that this rank holds, by name and place in the whole."""
+def digests(modules: Iterable[nn.Module], shapes: Mapping[str, torch.Size], tensor_rank: int) -> dict[str, str]:
+    """SHA-256 of the parts of parameters and saved buffers that this rank holds, by name and place in the whole.
+
+    Args:
+        modules: What the rank holds of the model.
+        shapes: Of the whole tensors.
+        tensor_rank: Place of plain tensors that are smaller than the whole: DeepSpeed's tensor ranks have such.
+    """
     found: dict[str, str] = {}
     for name, p in chain.from_iterable(module.state_dict(keep_vars=True).items() for module in modules):
-        own, place = p.detach(), [0] * p.ndim
+        own, place = p.detach(), "whole"
         if isinstance(p, DTensor):
             own = p.to_local().detach()
             _, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
-            place = list(offset)
+            place = f"at {list(offset)}"
+        elif own.shape != shapes[name]:
+            place = f"part {tensor_rank}"
         if own.numel():
             data = own.contiguous().view(torch.uint8).numpy().tobytes()
-            found[f"{name} {list(own.shape)} at {place}"] = hashlib.sha256(data).hexdigest()
+            found[f"{name} {list(own.shape)} {place}"] = hashlib.sha256(data).hexdigest()
     return found
 
 
