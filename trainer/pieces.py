@@ -3,17 +3,22 @@
 A piece says the whole tensor's `shape` and which part of it this is: a `box` [[start, stop], ...] with one range per
 dimension, or a range `flat` [start, stop] of the flattened tensor. It holds `weight` and, after the first step,
 AdamW's `exp_avg` and `exp_avg_sq` of that part and `step`. Of equal replicas only the first saves. Pieces of one tensor
-may hold different keys: some ranks its weights, others its moments.
+may hold different keys: some ranks its weights, others its moments. Their tensors may be those of a file that is read
+as far as it is needed (`Stored`), so that no rank reads, or has, more than its own part of a model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import safetensors
 import torch
 from torch import Tensor
+
+from trainer.image import DTYPES
 
 FORMAT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -21,12 +26,61 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Box: TypeAlias = Sequence[Sequence[int]]
 """[start, stop] of each dimension."""
 
+
+class Stored:
+    """A tensor of a safetensors file, of which only what is asked for is read, when it is.
+
+    Args:
+        file: The open file.
+        key: The tensor's name in it.
+    """
+
+    def __init__(self, file: Any, key: str) -> None:  # noqa: ANN401 - safetensors declares no type
+        self._file = file
+        self._key = key
+        slices = file.get_slice(key)
+        self.dtype = DTYPES[slices.get_dtype()]
+        self.shape = tuple(slices.get_shape())
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def read(self) -> Tensor:
+        """All of it."""
+        return self._file.get_tensor(self._key)
+
+    def part(self, places: tuple[slice, ...]) -> Tensor:
+        """The part at `places`, one slice per dimension."""
+        return self._file.get_slice(self._key)[places] if places else self.read()
+
+
+class StoredTensors(Mapping[str, Stored]):
+    """The tensors of the safetensors file at `path`, by name; the file is mapped into memory, not read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = safetensors.safe_open(path, framework="pt")
+
+    def __getitem__(self, key: str) -> Stored:
+        return Stored(self._file, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+
 Piece: TypeAlias = dict[str, Any]
 Pieces: TypeAlias = dict[str, list[Piece]]
 
 
 class ParameterMismatch(RuntimeError):
-    """A saved state and the model at hand disagree about a parameter; the message names it."""
+    """A saved state and the model at hand disagree about a parameter; the message names it. All ranks find the same."""
+
+
+class PiecesMissing(RuntimeError):
+    """The pieces of a state do not make up a tensor; the message names it."""
 
 
 def whole_box(shape: Sequence[int]) -> list[list[int]]:
@@ -58,7 +112,7 @@ def read(pieces: Sequence[Piece], name: str, key: str, box: Box) -> Tensor | Non
     """The part `box` of what `key` says of tensor `name`, put together; None when no piece holds `key`.
 
     Raises:
-        ParameterMismatch: the pieces do not make up the part.
+        PiecesMissing: the pieces do not make up the part.
     """
     holding = [piece for piece in pieces if key in piece]
     if not holding:
@@ -67,7 +121,7 @@ def read(pieces: Sequence[Piece], name: str, key: str, box: Box) -> Tensor | Non
     part = torch.empty(sizes, dtype=holding[0][key].dtype)
     filled = sum(_copy(piece, key, box, part) for piece in holding)
     if filled != part.numel():
-        raise ParameterMismatch(f"parameter {name!r}: its pieces hold {filled} elements of {key}, of {part.numel()}")
+        raise PiecesMissing(f"parameter {name!r}: its pieces hold {filled} elements of {key}, of {part.numel()}")
     return part
 
 
@@ -80,13 +134,13 @@ def whole_weights(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """The model's tensors by name, whole.
 
     Raises:
-        ParameterMismatch: the pieces of one do not make it up.
+        PiecesMissing: the pieces of one do not make it up.
     """
     weights: dict[str, Tensor] = {}
     for name, parts in collect(states).items():
         whole = read(parts, name, "weight", whole_box(parts[0]["shape"]))
         if whole is None:
-            raise ParameterMismatch(f"parameter {name!r}: no piece holds its weights")
+            raise PiecesMissing(f"parameter {name!r}: no piece holds its weights")
         weights[name] = whole
     return weights
 
@@ -100,22 +154,30 @@ def _copy(piece: Piece, key: str, box: Box, part: Tensor) -> int:
         return 0
     source = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, piece["box"], strict=True))
     target = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
-    # Moments of a whole parameter may have been saved flat.
-    own = piece[key].view([stop - start for start, stop in piece["box"]])
-    part[target] = own[source]
+    part[target] = _part_of(piece[key], [stop - start for start, stop in piece["box"]], source)
     return math.prod(stop - start for start, stop in common)
+
+
+def _part_of(held: Tensor | Stored, shape: Sequence[int], places: tuple[slice, ...]) -> Tensor:
+    if isinstance(held, Stored):
+        if list(held.shape) == list(shape):
+            return held.part(places)
+        held = held.read()
+    # Moments of a whole parameter may have been saved flat.
+    return held.view(shape)[places]
 
 
 def _copy_flat(piece: Piece, key: str, box: Box, part: Tensor) -> int:
     start, stop = piece["flat"]
+    held = piece[key].read() if isinstance(piece[key], Stored) else piece[key]
     if not len(part.shape):
-        part.copy_(piece[key].view(()))
+        part.copy_(held.view(()))
         return 1
     places = torch.arange(box[0][0], box[0][1])
     for size, (low, high) in zip(piece["shape"][1:], box[1:], strict=True):
         places = places[..., None] * size + torch.arange(low, high)
     inside = (places >= start) & (places < stop)
-    part[inside] = piece[key][places[inside] - start]
+    part[inside] = held[places[inside] - start]
     return int(inside.sum())
 
 

@@ -80,6 +80,7 @@ class Engine(Protocol):
 
         Raises:
             ParameterMismatch: it is of other parameters, groups or rates.
+            PiecesMissing: parts of it are not there.
         """
         ...
 

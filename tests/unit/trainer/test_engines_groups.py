@@ -17,7 +17,7 @@ from trainer.engines.base import (
     optimizer_groups,
     signature,
 )
-from trainer.pieces import box_piece, collect, flat_piece, read, step_of, whole_box, whole_weights
+from trainer.pieces import PiecesMissing, box_piece, collect, flat_piece, read, step_of, whole_box, whole_weights
 from trainer.spec import OptimizerSpec
 
 SPEC = OptimizerSpec(lr=0.5, weight_decay=0.25)
@@ -113,9 +113,9 @@ def test_any_part_is_read_from_any_pieces(data: st.DataObject) -> None:
 
 def test_pieces_that_lack_a_part_are_refused() -> None:
     pieces = [flat_piece((2, 2), 0, 3, exp_avg=torch.zeros(3))]
-    with pytest.raises(ParameterMismatch, match="parameter 'w': its pieces hold 3 elements of exp_avg, of 4"):
+    with pytest.raises(PiecesMissing, match="parameter 'w': its pieces hold 3 elements of exp_avg, of 4"):
         read(pieces, "w", "exp_avg", [[0, 2], [0, 2]])
-    with pytest.raises(ParameterMismatch, match="parameter 'w': no piece holds its weights"):
+    with pytest.raises(PiecesMissing, match="parameter 'w': no piece holds its weights"):
         whole_weights([{"pieces": {"w": pieces}}])
 
 
