@@ -30,13 +30,14 @@ from trainer.engines.base import (
     compose_state,
     describe_groups,
     make_optimizer,
+    nothing_to_wait_for,
     optimizer_groups,
     set_rates,
     signature,
     step_loss,
 )
 from trainer.engines.zero_config import make_config
-from trainer.engines.zero_parts import Part, boxes_of, parts_of, partitions_of, whole_shape
+from trainer.engines.zero_parts import Part, boxes_of, partitions_of, parts_of, whole_shape
 from trainer.mesh import Mesh
 from trainer.parallel.plan import ParallelPlan, check_plan, matching
 from trainer.pieces import MOMENTS, Piece, Pieces, box_piece, collect, read, step_of, whole_box
@@ -87,6 +88,7 @@ class ZeroEngine:
         plan: ParallelPlan | None = None,
     ) -> None:
         self.mesh = Mesh(spec.layout, group)
+        self.before_update = nothing_to_wait_for
         self.module = model
         self._group = group
         self._layout = layout = spec.layout
@@ -111,6 +113,8 @@ class ZeroEngine:
             )
             if layout.sp > 1:
                 self._divide_sequences()
+        # Below stage 2 gradients are whole until they are reduced; that is when they are counted.
+        engine.enable_backward_allreduce = layout.zero >= 2
         self._engine = engine
         # Its tables of partitions are on no declared type.
         self._zero: Any = zero
@@ -118,7 +122,7 @@ class ZeroEngine:
     def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
         """See `Engine`."""
         set_rates(self._optimizer, lr_factor)
-        own_loss = 0.0
+        own_loss = norm = 0.0
         with peers():
             for index, whole in enumerate(micro_batches):
                 batch = self._own_part(whole)
@@ -126,8 +130,16 @@ class ZeroEngine:
                 # DeepSpeed averages over these ranks; what is wanted is the sum of the ranks' parts of one mean.
                 self._engine.backward(loss * self.mesh.degree(*REPLICAS), scale_wrt_gas=False)
                 own_loss += loss.item()
-                if index == len(micro_batches) - 1:
-                    norm = self._look_at_gradients()
+                last = index == len(micro_batches) - 1
+                if self._layout.zero < 2:
+                    self._gradient_bytes = _bytes(self._gradients())
+                    self._engine.allreduce_gradients()
+                elif last:
+                    self._gradient_bytes = self._divided_gradient_bytes()
+                # DeepSpeed clips by it at stage 0, and keeps it for itself.
+                norm = self._whole_norm() if last and self._layout.zero == 0 else 0.0
+                if last:
+                    self.before_update()
                 self._engine.step()
         self._balance()
         if self._layout.zero:
@@ -155,8 +167,9 @@ class ZeroEngine:
         for part in self._parts():
             if self._saves(part.name):
                 pieces.setdefault(part.name, []).extend(self._pieces(part))
-        for name, tensor in self._fixed():
-            pieces[name] = [box_piece(tensor.shape, whole_box(tensor.shape), weight=tensor)]
+        if self.mesh.rank == 0:
+            for name, buffer in self._saved_buffers():
+                pieces[name] = [box_piece(buffer.shape, whole_box(buffer.shape), weight=buffer)]
         return compose_state(pieces, self._described())
 
     @torch.no_grad()
@@ -168,6 +181,8 @@ class ZeroEngine:
         for part in self._parts():
             self._load_part(part, saved[part.name])
         self._refresh_weights(saved)
+        for name, buffer in self._saved_buffers():
+            buffer.copy_(cast("Tensor", read(saved[name], name, "weight", whole_box(buffer.shape))))
 
     def facts(self) -> Mapping[str, Any]:
         """See `Engine`. With an offload all of it is in host memory, and counted all the same."""
@@ -220,17 +235,20 @@ class ZeroEngine:
         # The weights are bf16 themselves.
         return tuple(x.bfloat16() if x.is_floating_point() else x for x in batch.inputs)
 
-    def _look_at_gradients(self) -> float:
-        """Count the bytes of the gradients between the backward pass and the update; the norm at stage 0."""
-        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if self._layout.zero == 0:
-            self._gradient_bytes = _bytes(grads)
-            # DeepSpeed clips by it and keeps it for itself.
-            return nn.utils.get_total_norm(grads, foreach=True).item()
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+    def _divided_gradient_bytes(self) -> int:
+        """What this rank has kept of the gradients when the backward passes of a step are done."""
         averaged = [g for part in self._zero.averaged_gradients.values() for g in part or ()]
         offloaded = [p.grad for p in partitions_of(self._zero, self._layout.zero) if p.grad is not None]
-        self._gradient_bytes = _bytes(grads if self._layout.zero == 1 and grads else averaged or offloaded)
-        return 0.0
+        return _bytes(averaged or offloaded)
+
+    def _whole_norm(self) -> float:
+        divided = [name for name, p in self.module.named_parameters() if p.grad is not None and self._is_divided(name)]
+        if divided:
+            raise BadModel(f"at stage 0 no gradient norm is taken over tensor ranks, which divide {divided[0]!r}")
+        return nn.utils.get_total_norm(self._gradients(), foreach=True).item()
 
     def _balance(self) -> None:
         if self._plan is None or not self._plan.routers:
@@ -250,9 +268,13 @@ class ZeroEngine:
 
     def _saves(self, name: str) -> bool:
         """Whether this rank saves its part of a parameter: of equal replicas only the first does."""
-        first = self._layout.zero > 0 or self._is_first(*REPLICAS)
-        divided = self._local_box(name) != whole_box(self._signature[name][1])
-        return first and (divided or self._is_first("tp"))
+        frozen = not self.module.get_parameter(name).requires_grad
+        cut = self._layout.zero == 3 or (self._layout.zero > 0 and not frozen)
+        return (cut or self._is_first(*REPLICAS)) and (self._is_divided(name) or self._is_first("tp"))
+
+    def _is_divided(self, name: str) -> bool:
+        """Whether tensor ranks have different parts of a parameter."""
+        return self._local_box(name) != whole_box(self._signature[name][1])
 
     def _is_first(self, *names: str) -> bool:
         return all(self.mesh.coordinate(name) == 0 for name in names)
@@ -271,7 +293,7 @@ class ZeroEngine:
 
     def _pieces(self, part: Part) -> Iterator[Piece]:
         adam = self._optimizer.state.get(part.partition)
-        tensors = {"weight": part.of(part.partition)}
+        tensors = {"weight": part.of(part.partition).float()}
         if adam:
             tensors |= {key: part.of(adam[key]) for key in MOMENTS}
         step = {"step": float(adam["step"])} if adam else {}
@@ -282,17 +304,8 @@ class ZeroEngine:
             yield box_piece(self._signature[part.name][1], box, **shaped, **step)
             start = stop
 
-    def _fixed(self) -> Iterator[tuple[str, Tensor]]:
-        """What no optimizer changes, and the first rank saves whole: saved buffers, frozen parameters."""
-        frozen = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
-        for name, p in frozen:
-            with deepspeed.zero.GatheredParameters([p], enabled=self._layout.zero == 3):
-                kept = p.detach().to(self._signature[name][0], copy=True)
-            if self.mesh.rank == 0:
-                yield name, kept
-        trained = {name for name, _ in self.module.named_parameters()}
-        if self.mesh.rank == 0:
-            yield from ((n, b) for n, b in self.module.named_buffers() if n in self._signature and n not in trained)
+    def _saved_buffers(self) -> list[tuple[str, Tensor]]:
+        return [(name, buffer) for name, buffer in self.module.named_buffers() if name in self._signature]
 
     def _load_part(self, part: Part, parts: Sequence[Piece]) -> None:
         boxes = self._boxes(part)
@@ -311,23 +324,13 @@ class ZeroEngine:
             fill(adam.setdefault(key, torch.zeros_like(part.partition)), key)
 
     def _refresh_weights(self, saved: Pieces) -> None:
-        """Make the weights that are computed with those of the optimizer; load what it does not have."""
-        trained = {name for name, p in self.module.named_parameters() if p.requires_grad}
+        """Make the weights that are computed with those of the optimizer."""
         if self._layout.zero == 3:
             for index in range(len(self._zero.fp16_groups)):
                 self._zero._reassign_or_swap_out_partitioned_parameters(index)
         elif self._layout.zero:
-            for name in trained:
-                p = self.module.get_parameter(name)
+            for name, p in self.module.named_parameters():
                 p.copy_(cast("Tensor", read(saved[name], name, "weight", self._local_box(name))))
-        others = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        for name, tensor in others.items():
-            if name in trained or name not in self._signature:
-                continue
-            weight = cast("Tensor", read(saved[name], name, "weight", whole_box(self._signature[name][1])))
-            divided = self._layout.zero == 3 and hasattr(tensor, "ds_id")
-            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=divided):
-                tensor.copy_(weight)
 
     def _described(self) -> State:
         return describe_groups(self.module, self._members, self._optimizer.param_groups)
@@ -351,7 +354,7 @@ class _Distributed:
 
     def __init__(self, group: Any) -> None:  # noqa: ANN401 - DeepSpeed's type of a group
         # Heads are scattered and positions gathered; the batch is the first dimension.
-        self._attention = DistributedAttention(_call, group, scatter_idx=2, gather_idx=1)
+        self._attention = DistributedAttention(cast("Any", _call), group, scatter_idx=2, gather_idx=1)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, attend: _Attend) -> Tensor:
         """See `trainer.parallel.sequence.Ulysses`."""

@@ -75,6 +75,9 @@ def _layers(model: nn.Module, plan: ParallelPlan) -> list[dict[str, Any]]:
         for name, layer in matching(model, pattern):
             if isinstance(layer, nn.Embedding):
                 continue
-            spec = {"patterns": [rf"^{re.escape(name)}\.weight$"], "partition_type": "row" if style == "row" else "column"}
+            spec = {
+                "patterns": [rf"^{re.escape(name)}\.weight$"],
+                "partition_type": "row" if style == "row" else "column",
+            }
             layers.append({**spec, "gather_output": True} if style == "vocab" else spec)
     return layers

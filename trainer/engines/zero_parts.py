@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 def parts_of(optimizer: Any, stage: int, rank: int, model: nn.Module) -> Iterator[Part]:  # noqa: ANN401 - untyped
-    """The parts of all trainable parameters on this rank.
+    """The parts of all parameters on this rank; that of a frozen one is by itself, and in no state of the optimizer.
 
     Args:
         optimizer: DeepSpeed's optimizer; torch's own at stage 0.
@@ -53,6 +53,9 @@ def parts_of(optimizer: Any, stage: int, rank: int, model: nn.Module) -> Iterato
         yield from _parts_of_each(optimizer, rank, names)
     else:
         yield from _parts_of_buffers(optimizer, rank, names)
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            yield _part_of_frozen(name, p, rank)
 
 
 def partitions_of(optimizer: Any, stage: int) -> list[Tensor]:  # noqa: ANN401 - untyped
@@ -70,7 +73,7 @@ def whole_shape(p: nn.Parameter) -> tuple[int, ...]:
 def boxes_of(shape: Sequence[int], start: int, stop: int) -> list[list[list[int]]]:
     """Boxes that together are the elements `start` to before `stop` of a flattened tensor of `shape`, in order.
 
-    Each is the [first, last + 1] of every dimension; a matrix takes at most three: a part of a row, rows, a part of one.
+    Each is the [first, last + 1] of every dimension. A matrix takes at most three: part of a row, rows, part of a row.
     """
     if start >= stop:
         return []
@@ -107,8 +110,20 @@ def _parts_of_buffers(zero: Any, rank: int, names: dict[int, str]) -> Iterator[P
 def _parts_of_each(zero: Any, rank: int, names: dict[int, str]) -> Iterator[Part]:  # noqa: ANN401 - untyped
     for partition, members in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
         sizes = [p.partition_numel() for p in members]
-        for parameter, size, offset in zip(members, sizes, accumulate(sizes, initial=0), strict=False):
-            start = rank * size
-            count = min(size, parameter.ds_numel - start)
+        for parameter, offset in zip(members, accumulate(sizes, initial=0), strict=False):
+            start, count = _cut(parameter, rank)
             if count > 0:
                 yield Part(names[id(parameter)], partition, start, slice(offset, offset + count))
+
+
+def _part_of_frozen(name: str, p: Any, rank: int) -> Part:  # noqa: ANN401 - has what DeepSpeed adds
+    if not hasattr(p, "ds_tensor"):
+        return Part(name, p, 0, slice(0, p.numel()))
+    start, count = _cut(p, rank)
+    return Part(name, p.ds_tensor, start, slice(0, count))
+
+
+def _cut(p: Any, rank: int) -> tuple[int, int]:  # noqa: ANN401 - as above
+    """First element and number of elements of a parameter that stage 3 leaves a rank; the last ranks may have none."""
+    start = rank * p.partition_numel()
+    return start, max(0, min(p.partition_numel(), p.ds_numel - start))
