@@ -322,12 +322,13 @@ def _replicas(case: Case, ranks: Sequence[Mapping[str, Any]]) -> Iterable[Check]
             compared += len(digests) > 1
             if len(set(digests)) > 1:
                 different.append(f"step {step}: {part}")
-    yield Check("different replicas", len(different), 0, "; ".join(different[:3]))
+    where = "; ".join([*different[:3], f"{compared} parts are on several ranks"])
+    yield Check("different replicas", len(different), 0, where)
     # ZeRO 3 divides over all ranks that FSDP2 would replicate over, and leaves nothing to compare.
     layout = case.layout
     wanted = layout.zero < 3 and layout.dp * layout.sp * layout.tp > 1
     if wanted:
-        yield Check("replicas that were not compared", float(compared == 0), 0, f"{compared} parts were")
+        yield Check("replicas that were not compared", float(compared == 0), 0)
 
 
 def _real(case: Case, reference: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Iterable[Check]:

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -77,25 +78,30 @@ def reference(group: Group, case: Case, policy: Policy) -> dict[str, Any]:
 
 
 def train(group: Group, case: Case) -> dict[str, Any]:
-    """What this rank sees of the case: losses, gradient norms, digests of what it holds every few steps, its facts."""
+    """What this rank sees of the case: losses, norms, digests of what it holds every few steps, its facts.
+
+    `step_s` is how long each step took, in seconds; the last one was watched, and so took longer.
+    """
     model, options = build(case)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     spec = case.spec()
     engine = make_engine(spec, model, one_group(model, spec.optimizer), group, decoder_plan(options))
-    said: dict[str, Any] = {"losses": [], "grad_norms": [], "scales": [], "skipped": [], "hashes": {}}
+    said: dict[str, Any] = {"losses": [], "grad_norms": [], "scales": [], "skipped": [], "step_s": [], "hashes": {}}
     lame = group.rank == group.world_size - 1
     for step in range(case.steps):
         batches, items = micro_batches(case, step, options, engine.mesh.data_index, case.sabotage if lame else "")
         # Watching every operation costs: one step is enough.
         with counting() if step == case.steps - 1 else nullcontext():
+            began = time.perf_counter()
             result = engine.step(batches, items, rate(step))
+            said["step_s"].append(time.perf_counter() - began)
         if lame and case.sabotage == "replica" and step == 0:
             _change_a_bit(_modules(engine)[0])
         said["losses"].append(result.loss)
         said["grad_norms"].append(result.grad_norm)
         said["scales"].append(result.scale)
         said["skipped"].append(result.skipped)
-        if (step + 1) % HASH_EVERY == 0:
+        if (step + 1) % HASH_EVERY == 0 or step == case.steps - 1:
             said["hashes"][str(step + 1)] = digests(_modules(engine), shapes, engine.mesh.coordinate("tp"))
             if group.rank == 0:
                 print(

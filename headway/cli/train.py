@@ -9,6 +9,7 @@ import sys
 import click
 
 from headway.cli.train_check import command as check
+from trainer.spec import STAGES_PER_RANK
 
 
 @click.group("train")
@@ -28,7 +29,9 @@ command.add_command(check)
     type=click.IntRange(1),
     help="Micro-batches per step.  [default: as many as the pipeline has stages]",
 )
-@click.option("--schedule", default="1f1b", show_default=True, help="Of a pipeline.")
+@click.option(
+    "--schedule", type=click.Choice(tuple(STAGES_PER_RANK)), default="1f1b", show_default=True, help="Of a pipeline."
+)
 @click.option("--offload", type=click.Choice(("optimizer", "parameters")), help="What stays in host memory.")
 @click.option("--activation-checkpointing", is_flag=True, help="Compute activations again in the backward pass.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the model.")
