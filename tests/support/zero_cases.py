@@ -5,15 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import safetensors.torch
 import torch
+import torch.nn.functional as F
+from deepspeed.pipe import PipelineModule
 from torch import Tensor
 
 from trainer.engines import make_engine
 from trainer.models.decoder import decoder_plan
 from trainer.models.factory import one_group
-from trainer.parity import Case, run_case
-from trainer.parity_ranks import build, micro_batches, rate
+from trainer.parity import GLOBAL_BATCH, Case, run_case
+from trainer.parity_ranks import build, micro_batches, rate, tokens_of
 from trainer.pieces import collect, read, whole_box
 from trainer.process_group import Group
 from trainer.spec import LayoutSpec, Precision, parse_layout
@@ -115,3 +118,38 @@ def put_together(folder: str) -> dict[str, int]:
             whole: Tensor | None = read(parts, name, key, whole_box(parts[0]["shape"]))
             found[key] = found.get(key, 0) + (0 if whole is None else whole.numel())
     return found
+
+
+def pipeline(group: Group, clip: float, steps: int) -> dict[str, list[float]]:
+    """Losses of DeepSpeed's PipelineModule on two ranks without a stage of ZeRO, and those of one process."""
+    case = Case(layout_of("deepspeed", "dp=1,zero=0", ""))
+    bare, options = build(case)
+    optimizer = torch.optim.AdamW(bare.parameters(), lr=3e-3, foreach=True)
+    told: dict[str, list[float]] = {"alone": [], "pipeline": []}
+    for step in range(steps):
+        tokens, _ = tokens_of(case.seed, step, options)
+        loss = token_mean(bare(tokens[:, :-1]), tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(bare.parameters(), clip)
+        optimizer.step()
+        told["alone"].append(loss.item())
+    model, _ = build(case)
+    parts = [model.embed, *model.layers.values(), model.norm, model.head]
+    deepspeed.init_distributed("gloo", dist_init_required=False)
+    module: Any = PipelineModule(parts, num_stages=2, loss_fn=token_mean, partition_method="uniform")
+    config = {"train_batch_size": GLOBAL_BATCH, "train_micro_batch_size_per_gpu": GLOBAL_BATCH // 2}
+    config |= {"gradient_accumulation_steps": 2, "gradient_clipping": clip, "steps_per_print": 2**31}
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3, foreach=True)
+    engine: Any = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)[0]
+    for step in range(steps):
+        tokens, _ = tokens_of(case.seed, step, options)
+        halves = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens.chunk(2)]
+        told["pipeline"].append(engine.train_batch(iter(halves)).item())
+    return told
+
+
+def token_mean(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy in nats."""
+    return F.cross_entropy(logits.flatten(0, -2), target.flatten())

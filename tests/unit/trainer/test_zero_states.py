@@ -40,8 +40,12 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    parent = Warm(["trainer.engines.zero", "trainer.parity_ranks", "support.zero_cases"], [TREE / "tests"])
-    yield Ranks(parent, tmp_path_factory.mktemp("zero-states"))
+    folder = tmp_path_factory.mktemp("zero-states")
+    with pytest.MonkeyPatch.context() as patch:
+        # Where DeepSpeed would put what it builds.
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "built"))
+        parent = Warm(["trainer.engines.zero", "trainer.parity_ranks", "support.zero_cases"], [TREE / "tests"])
+    yield Ranks(parent, folder)
     parent.close()
 
 
@@ -148,3 +152,8 @@ def test_from_tensor_ranks_and_from_ddp(ranks: Ranks) -> None:
     ddp = ranks.straight("ddp", "dp=2", engine="ddp")
     moved = ranks.resumed("ddp", "dp=2,zero=3")
     assert difference(moved[0]["losses"], ddp[0]["losses"][HALF:]) <= MOVED
+
+
+def test_nothing_was_built_meanwhile(ranks: Ranks, stages: dict[int, Any]) -> None:
+    assert len(stages) == 3
+    assert not (ranks.folder / "built").exists()
