@@ -78,7 +78,7 @@ class Case:
     """One run: a layout with what it is run by.
 
     `sabotage` is for tests of the test: what rank `world - 1` does wrong; it drops its `gradient`, learns from shifted
-    `data`, or changes one bit of its `replica`.
+    `data`, or changes the last digits of one number of its `replica`.
     """
 
     layout: LayoutSpec

@@ -63,7 +63,7 @@ def test_the_comparison_in_half_precision_sees_a_lost_gradient(warm: Warm) -> No
     assert {"loss", "gradient norm"} <= set(failures(result))
 
 
-def test_the_comparison_sees_one_bit_of_one_replica(warm: Warm) -> None:
+def test_the_comparison_sees_the_last_digits_of_one_number_of_one_replica(warm: Warm) -> None:
     result = warm.call("trainer.parity:parity_json", engine="ddp", layout="dp=2", steps=5, sabotage="replica")
     assert "different replicas" in failures(result)
     assert "embed.weight" in failures(result)["different replicas"]
