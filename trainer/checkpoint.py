@@ -201,7 +201,7 @@ class Checkpoints:
     `facts` are small facts that the manifest of each save carries beside its own (kind, step, saved_as, best_step,
     world_size, saved_at). `retention` says which checkpoints stay. `clock` gives seconds since 1970.
 
-    `stall` says how long saves have held the training up.
+    `stall` says how long saves have held the training up; `checkpoint` events tell it of rank 0, all saves so far.
     """
 
     def __init__(
@@ -426,7 +426,8 @@ class Checkpoints:
         flight.told = True
         path = str((self.folder / _name(flight.step)).relative_to(self._run_dir))
         told = {"step": flight.step, "kind": flight.kind, "manifest": flight.answer["manifest"], "path": path}
-        self._sink.emit("checkpoint", told)
+        stalled = {"bytes": flight.answer["bytes"], "stall_s": self.stall.seconds, "waits": self.stall.waits}
+        self._sink.emit("checkpoint", told | stalled)
 
     def _write_part(self, partial: Path, document: bytes) -> Json:
         """Write and sync this rank's two files; their manifest entries, or why they are not there."""
@@ -504,7 +505,7 @@ class Checkpoints:
         sync_folder(self.folder)
         if best is not None:
             self._point_best(best, manifest if best.step == step else read_manifest(self.folder / _name(best.step)))
-        return {"manifest": manifest.digest}
+        return {"manifest": manifest.digest, "bytes": sum(entry.size for entry in entries)}
 
     def _point_best(self, best: Best, manifest: Manifest) -> None:
         pointer = canonical_json({"step": best.step, "manifest": manifest.digest, "valid_loss": best.valid_loss})

@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_bytes, sync_folder
 from trainer.checkpoint import MANIFEST, write_synced
 from trainer.image import Form, layout_file
-from trainer.pieces import ParameterMismatch, Pieces, collect, read, whole_box
+from trainer.pieces import Pieces, PiecesMissing, collect, read, whole_box
 from trainer.process_group import Group
 
 INDEX = "model.safetensors.index.json"
@@ -63,7 +63,7 @@ def export_weights(
     Raises:
         ExportExists: `folder` is there already.
         ExportFailed: a rank could not write its files; nothing is left.
-        ParameterMismatch: the parts do not hold all of a tensor.
+        PiecesMissing: the parts do not hold all of a tensor.
     """
     if folder.exists():
         raise ExportExists(f"{folder} is there already")
@@ -79,7 +79,7 @@ def export_weights(
             mine[name] = _write_file(partial / name, chosen, pieces, block_bytes)
         sync_folder(partial)
         said: Json = {"files": mine}
-    except (OSError, ParameterMismatch) as error:
+    except (OSError, PiecesMissing) as error:
         said = {"failed": f"rank {group.rank}: {error}"}
     publish = _publisher(partial, folder, files, forms, facts)
     answer = cast("dict[str, Any]", group.agree(f"export/{folder}", said, publish, deadline_s=deadline_s))
@@ -91,7 +91,7 @@ def export_weights(
 def _form(pieces: Pieces, name: str) -> Form:
     held = next((piece["weight"] for piece in pieces[name] if "weight" in piece), None)
     if held is None:
-        raise ParameterMismatch(f"parameter {name!r}: no piece holds its weights")
+        raise PiecesMissing(f"parameter {name!r}: no piece holds its weights")
     return Form(held.dtype, tuple(pieces[name][0]["shape"]))
 
 

@@ -30,7 +30,7 @@ from trainer.checkpoint import (
 from trainer.image import Image
 from trainer.pieces import Stored, box_piece
 from trainer.process_group import Group, PeerLost
-from trainer.spec import DataFile, DataSpec, ModelSpec, RunSpec, parse_layout
+from trainer.spec import DataFile, DataSpec, ModelSpec, RunSpec, ScheduleSpec, SpecRefused, parse_layout
 from trainer.tree import UnknownType
 
 WAIT_S = 120.0
@@ -327,3 +327,17 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, told: Told, monkeypatch:
     assert torch.equal(found, weight[1:3, 2:5])
     assert asked == [(slice(1, 3), slice(2, 5))]
     assert json.loads((checkpoints.folder / "step-00000001" / "rank-0.json").read_bytes())["engine"]["format"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"keep_last": 0}, "schedule.keep_last: 0 is less than 1"),
+        ({"keep_every_hours": -1.0}, "schedule.keep_every_hours: -1.0 is no number of hours from 0 on"),
+        ({"keep_every_hours": float("nan")}, "schedule.keep_every_hours: nan is no number of hours from 0 on"),
+    ],
+)
+def test_a_schedule_that_keeps_nothing_is_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecRefused) as refused:
+        ScheduleSpec(**fields).check()
+    assert str(refused.value) == problem
