@@ -204,6 +204,8 @@ class ZeroEngine:
         layout = self._layout
         if layout.shard * layout.pp * layout.ep > 1 or layout.compile:
             raise BadModel("engine deepspeed takes dp, tp and sp, and no compile")
+        if self._precision == "fp16":
+            raise BadModel("engine deepspeed takes fp32 and bf16")
         if (layout.tp > 1 or layout.sp > 1 or layout.activation_checkpointing) and self._plan is None:
             raise BadModel("the layout divides more than rows, and the model's factory declares no parallel_plan")
         if self._plan is not None:
