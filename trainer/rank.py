@@ -158,15 +158,19 @@ class Rank:
             self._step_event_every_s,
         )
         try:
-            saved = checkpoints.newest()
-            if saved is not None:
-                trainer.resume(saved)
+            self._resume(trainer, checkpoints)
             progress = trainer.run()
         except _AGREED:
             group.leave()
             raise
         group.leave()
         return progress, checkpoints
+
+    def _resume(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
+        # The parts end with this function: they keep files open, which would hold their space when they are removed.
+        saved = checkpoints.newest()
+        if saved is not None:
+            trainer.resume(saved)
 
     def _finish(self, dataset: Dataset, progress: Progress, checkpoints: Checkpoints) -> None:
         """Rank 0 alone: fit the baseline, export both artifacts from the best step, and tell."""

@@ -84,6 +84,16 @@ def test_the_newest_is_corrupt(engine: str, undisturbed: Undisturbed, tmp_path: 
     assert_same(run, undisturbed(engine))
 
 
+def test_a_checkpoint_that_was_gone_on_from_gives_its_space_back(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", beside("fsdp2"))
+    assert finish(run, kill={"rank": 1, "step": 5}, pause_s=0.05)[1] == -signal.SIGKILL
+    ranks = begin(run, pause_s=0.1)
+    run.wait_for_step(9)
+    maps = [Path(f"/proc/{rank.pid}/maps").read_text() for rank in ranks]
+    assert [line for text in maps for line in text.splitlines() if str(run.folder / "checkpoints") in line] == []
+    assert warm().wait(ranks) == [0, 0]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_d13_a_slow_store_and_a_save_after_every_step(engine: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", beside(engine, checkpoint_every=1))
