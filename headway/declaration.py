@@ -468,10 +468,31 @@ class TrainingSpec(Spec):
     max_null_share: Share = Field(
         default=0.95, description="An input that is null in more of the window's rows than this is refused by name."
     )
-    engine: Literal["ddp", "deepspeed"] = "ddp"
-    zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage of the deepspeed engine.")
+    engine: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
+    layout: str = Field(
+        default="",
+        description="How the work is spread: dp=2,shard=2,tp=2,pp=2,sp=2,ep=2,zero=1, degrees of 1 left out. Empty: "
+        "all processes are replicas (shards with fsdp2). What goes together stands in docs/layouts.md.",
+    )
+    zero: int | None = Field(
+        default=None, ge=0, le=3, description="ZeRO stage of the deepspeed engine without a layout; 1 when not given."
+    )
     nodes: int = Field(default=2, ge=1)
-    processes_per_node: int = Field(default=1, ge=1)
+    processes_per_node: int | None = Field(
+        default=None, ge=1, description="What the layout leaves for each node when not given; 1 without a layout."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
+        default="1f1b", description="Order of the micro-batches in a pipeline."
+    )
+    offload: Literal["", "optimizer", "parameters"] = Field(
+        default="", description="What is kept in host memory: the optimizer, or the parameters with it."
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Compute each block's activations again in the backward pass instead of keeping them.",
+    )
+    compile: bool = Field(default=False, description="Compile the model by torch.compile.")
     batch: int = Field(default=1024, ge=1, description="Rows per optimizer step over all ranks.")
     accumulation: int = Field(default=1, ge=1)
     epochs: int = Field(default=10, ge=1)

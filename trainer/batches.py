@@ -5,18 +5,62 @@ are left over, is filled up to the full size with rows of weight 0, and the loss
 rows. So any row count above 0 works on any number of ranks, and all ranks take the same number of steps.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from trainer.parallel.loss import token_loss_sum
 
 _MASK = 2**64 - 1
 
 
+class BadOutput(RuntimeError):
+    """What the model gave does not fit the batch; the message says both shapes."""
+
+
+class NotDivisible(ValueError):
+    """A batch that sequence ranks cannot divide; the message says why."""
+
+
+class Batch(Protocol):
+    """One micro-batch of one data rank: what goes into the model, and what its output is held against."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The positional inputs of the module; the first dimension of each is that of the rows."""
+        ...
+
+    @property
+    def items(self) -> int:
+        """Real items (rows, tokens): those that the loss counts, filling left out."""
+        ...
+
+    def loss_sum(self, output: Tensor) -> Tensor:
+        """Sum of the losses of the real items, float32, given the module's output.
+
+        Raises:
+            BadOutput: the output has not the shape that the batch asks for.
+        """
+        ...
+
+    def sequence_part(self, rank: int, degree: int) -> Batch:
+        """The `rank`-th of `degree` equal parts along the sequence.
+
+        Raises:
+            NotDivisible: there is no sequence, or it does not divide.
+        """
+        ...
+
+
 @dataclass(frozen=True)
-class Batch:
-    """Rows of one micro-batch: `numeric` [b, N] float32, `categorical` [b, K] int64, `target` [b] float32.
+class RowBatch:
+    """Rows of a table: `numeric` [b, N] float32, `categorical` [b, K] int64, `target` [b] float32, 0 or 1.
 
     `weight` [b] is 1 for real rows and 0 for filling; None means that all rows are real.
     """
@@ -26,17 +70,79 @@ class Batch:
     target: Tensor
     weight: Tensor | None = None
 
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """`numeric` and `categorical`."""
+        return self.numeric, self.categorical
+
+    @property
+    def items(self) -> int:
+        """Real rows."""
+        return len(self.target) if self.weight is None else int(self.weight.sum())
+
+    def loss_sum(self, output: Tensor) -> Tensor:
+        """Binary cross-entropy in nats of the logits `output` [b]; see `Batch`."""
+        if output.shape != self.target.shape:
+            raise BadOutput(f"the model gave logits {tuple(output.shape)}, expected {tuple(self.target.shape)}")
+        return F.binary_cross_entropy_with_logits(output.float(), self.target, weight=self.weight, reduction="sum")
+
+    def sequence_part(self, rank: int, degree: int) -> RowBatch:
+        """Rows have no sequence; see `Batch`."""
+        raise NotDivisible(f"rows have no sequence that part {rank} of {degree} could be taken of")
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences of tokens: `given` [b, T] int64 goes in, `target` [b, T] int64 is the next token at each position.
+
+    `weight` [b, T] float32 is 0 where a token does not count; None means that all do.
+    """
+
+    given: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+
+    @classmethod
+    def of(cls, tokens: Tensor, weight: Tensor | None = None) -> TokenBatch:
+        """The batch of `tokens` [b, T+1] int64; `weight` [b, T] is that of the tokens from the second on."""
+        return cls(tokens[:, :-1], tokens[:, 1:], weight)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """`given`."""
+        return (self.given,)
+
+    @property
+    def items(self) -> int:
+        """Tokens that count."""
+        return self.target.numel() if self.weight is None else int(torch.count_nonzero(self.weight))
+
+    def loss_sum(self, output: Tensor) -> Tensor:
+        """Cross-entropy in nats of the logits `output` [b, T, vocabulary]; see `Batch`."""
+        if output.shape[:-1] != self.target.shape:
+            raise BadOutput(f"the model gave logits {tuple(output.shape)} for tokens {tuple(self.target.shape)}")
+        return token_loss_sum(output, self.target, self.weight)
+
+    def sequence_part(self, rank: int, degree: int) -> TokenBatch:
+        """Positions `rank * T / degree` on; see `Batch`."""
+        positions = self.given.shape[1]
+        if positions % degree:
+            raise NotDivisible(f"{positions} positions do not divide by {degree} sequence ranks")
+        part = slice(rank * positions // degree, (rank + 1) * positions // degree)
+        weight = None if self.weight is None else self.weight[:, part]
+        return TokenBatch(self.given[:, part], self.target[:, part], weight)
+
 
 @dataclass(frozen=True)
 class BatchPlan:
     """How `rows` rows are cut into steps of `global_size`, and each step into ranks and micro-batches.
 
-    `global_size` divides by `world_size * accumulation` (the run spec sees to it).
+    `global_size` divides by `data_ranks * accumulation` (the run spec sees to it).
     """
 
     rows: int
     global_size: int
-    world_size: int
+    data_ranks: int
     accumulation: int
     seed: int
 
@@ -65,9 +171,9 @@ class BatchPlan:
         return min(self.global_size, self.rows - self.place(step)[1])
 
     def micro_batches(self, order: Tensor, step: int, rank: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Row positions and weights of each micro-batch of `rank` in `step`; `order` is that of the step's epoch."""
+        """Row positions and weights of the micro-batches of data rank `rank` in `step`; `order` is its epoch's."""
         start = self.place(step)[1]
-        share = self.global_size // self.world_size
+        share = self.global_size // self.data_ranks
         size = share // self.accumulation
         first = start + rank * share
         return [self._cut(order, first + m * size, size) for m in range(self.accumulation)]

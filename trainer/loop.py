@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.batches import Batch, BatchPlan
-from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Sink
+from trainer.batches import BatchPlan, RowBatch
+from trainer.blobs import Json
+from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Saved, Sink
 from trainer.engines.base import Engine, State, StepResult
 from trainer.process_group import Group
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
@@ -73,7 +74,8 @@ class Progress:
     """How far a run is; what a checkpoint holds beside the engine's state.
 
     `samples` is the position in the data: real rows seen, `step` the steps taken. `loss_sum` is the sum over the real
-    rows of the present epoch. `waited` counts epochs without a better validation loss. `history` has one entry per
+    rows of the present epoch. `waited` counts epochs without a better validation loss, `skipped` steps whose
+    gradient overflowed in fp16. `history` has one entry per
     epoch, as the `epoch` events say.
     """
 
@@ -85,6 +87,7 @@ class Progress:
     best_loss: float | None = None
     waited: int = 0
     finished: bool = False
+    skipped: int = 0
     history: tuple[Mapping[str, Any], ...] = field(default=())
 
     @property
@@ -134,11 +137,13 @@ class Trainer:
         self._stop = stop
         self._train, self._valid = _tensors(train), _tensors(valid)
         self._plan = BatchPlan(
-            len(train.target), spec.batch.global_size, group.world_size, spec.batch.accumulation, spec.seed
+            len(train.target), spec.batch.global_size, engine.mesh.data_ranks, spec.batch.accumulation, spec.seed
         )
         self._total = self._plan.steps_per_epoch * spec.schedule.epochs
         self._order = (-1, torch.empty(0, dtype=torch.int64))
         self._saved_step = -1
+        self._needed = False
+        engine.before_update = checkpoints.settle
         self._every_s = step_event_every_s
         self._told = (time.monotonic(), 0)
         self.progress = Progress()
@@ -168,16 +173,16 @@ class Trainer:
             DiskFull: the best step, or the last one before a stop that was asked for, could not be saved.
             PeerLost: another rank is gone.
         """
-        self._engine.module.train()
         while not self.progress.finished:
             self._stop_when_asked()
             result = self._step()
             self._tell_step(result)
             better = self._end_epoch() if self.progress.step % self._plan.steps_per_epoch == 0 else False
+            finished = self.progress.finished
             if better:
-                self._save("best", needed=True)
-            elif self.progress.finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
-                self._save("last")
+                self._save("best", needed=True, at_once=finished)
+            elif finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
+                self._save("last", at_once=finished)
         return self.progress
 
     def _step(self) -> StepResult:
@@ -185,15 +190,20 @@ class Trainer:
         epoch, _ = self._plan.place(step)
         if self._order[0] != epoch:
             self._order = (epoch, self._plan.order(epoch))
-        seed_everything(self._spec.seed, step, self._group.rank)
+        index = self._engine.mesh.data_index
+        seed_everything(self._spec.seed, step, index)
         real_rows = self._plan.real_rows(step)
         batches = [
             _take(self._train, places, weight)
-            for places, weight in self._plan.micro_batches(self._order[1], step, self._group.rank)
+            for places, weight in self._plan.micro_batches(self._order[1], step, index)
         ]
         result = self._engine.step(batches, real_rows, rate_factor(step, self._total, self._spec.optimizer))
         self._sink.beat()
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        # A gradient that overflows under a scale is tried again with a lower one, as long as there is a lower one.
+        bearable = math.isfinite(result.grad_norm) or (result.skipped and result.scale > 1.0)
+        if not (math.isfinite(result.loss) and bearable):
+            # What was good is kept; all ranks are here.
+            self._checkpoints.finish()
             raise LossNotFinite(
                 f"the loss is not finite at step {step + 1} (epoch {epoch + 1}): loss {result.loss}, "
                 f"gradient norm {result.grad_norm}"
@@ -203,6 +213,7 @@ class Trainer:
             step=step + 1,
             samples=self._plan.samples(step + 1),
             loss_sum=self.progress.loss_sum + result.loss * real_rows,
+            skipped=self.progress.skipped + result.skipped,
         )
         return result
 
@@ -237,24 +248,23 @@ class Trainer:
     def validate(self) -> tuple[float, float | None]:
         """Mean loss and AUC over the validation rows, the same bits on every rank; AUC is None with one class only.
 
-        Every rank computes the logits of its part; the sums go over the logits in row order.
+        Every data rank computes the logits of its part; the sums go over the logits in row order.
 
         Raises:
             LossNotFinite: names the step.
         """
         numeric, _, target = self._valid
-        share = -(-len(numeric) // self._group.world_size)
-        places = torch.arange(self._group.rank * share, (self._group.rank + 1) * share) % len(numeric)
-        module = self._engine.module
-        module.eval()
-        with torch.inference_mode():
-            parts: list[Tensor] = []
-            for chunk in places.split(_VALID_BATCH):
-                batch = _take(self._valid, chunk, None)
-                parts.append(module(batch.numeric, batch.categorical))
-                self._sink.beat()
-        module.train()
-        logits = self._group.gather(torch.cat(parts))[: len(numeric)].double()
+        mesh = self._engine.mesh
+        share = -(-len(numeric) // mesh.data_ranks)
+        places = torch.arange(mesh.data_index * share, (mesh.data_index + 1) * share) % len(numeric)
+        parts: list[Tensor] = []
+        for chunk in places.split(_VALID_BATCH):
+            logits = self._engine.evaluate(_take(self._valid, chunk, None)).logits
+            assert logits is not None, "no layout divides the logits of rows"
+            parts.append(logits)
+            self._sink.beat()
+        gathered = self._group.gather(torch.cat(parts)).view(self._group.world_size, share)
+        logits = gathered[mesh.data_firsts].flatten()[: len(numeric)].double()
         losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
         loss = losses.mean().item()
         if not math.isfinite(loss):
@@ -267,26 +277,41 @@ class Trainer:
         if found is None or step < found[0]:
             return
         saved = "was there already"
+        self._land(self._checkpoints.finish(deadline_s=self._spec.restart.grace_s))
         if self._saved_step != step:
-            saved = self._save("last", needed=True, deadline_s=self._spec.restart.grace_s)
+            saved = self._save("last", needed=True, at_once=True, deadline_s=self._spec.restart.grace_s)
         raise Preempted(f"stopped after step {step} ({found[1]}), checkpoint {saved}")
 
-    def _save(self, kind: Kind, *, needed: bool = False, deadline_s: float | None = None) -> str:
-        """Save on all ranks; what became of it.
+    def _save(
+        self, kind: Kind, *, needed: bool = False, at_once: bool = False, deadline_s: float | None = None
+    ) -> str | None:
+        """Save on all ranks; what became of it where the training waits: when it is `at_once`, or the run asks so.
 
         A full disk ends the training when the best step would be lost, or a save that is `needed`; else it goes on.
         """
         self._phase("save", self._spec.restart.group_timeout_s)
+        self._land(self._checkpoints.finish(deadline_s=deadline_s))
+        self._needed = needed
         part = {"engine": self._engine.state(), "progress": self._progress_tree(), "meaning": self._meaning()}
-        saved = self._checkpoints.save(self.progress.step, part, kind, self.progress.best, deadline_s=deadline_s)
+        facts = {"samples": self.progress.samples}
+        self._checkpoints.begin(self.progress.step, part, kind, self.progress.best, facts, deadline_s=deadline_s)
+        outcome = None
+        if at_once or self._spec.schedule.synchronous:
+            outcome = self._land(self._checkpoints.finish())
         self._phase("train", None)
+        return outcome
+
+    def _land(self, saved: Saved | None) -> str | None:
+        """Take up what became of a save that has ended."""
+        if saved is None:
+            return None
         if saved.outcome == "published":
-            self._saved_step = self.progress.step
+            self._saved_step = saved.step
         elif saved.outcome == "disk full":
-            if needed:
+            if self._needed:
                 raise DiskFull(saved.detail)
             if self._group.rank == 0:
-                message = f"{saved.detail}; training goes on without a checkpoint of step {self.progress.step}"
+                message = f"{saved.detail}; training goes on without a checkpoint of step {saved.step}"
                 self._sink.emit("error", {"rank": 0, "kind": "DiskFull", "message": message, "stack": ""})
         return saved.outcome
 
@@ -299,6 +324,12 @@ class Trainer:
 
     def _phase(self, name: str, may_take_s: float | None) -> None:
         self._sink.emit("phase", {"name": name, "may_take_s": may_take_s})
+
+    def _scaling(self, result: StepResult) -> dict[str, Json]:
+        """How fp16 goes: the loss scale of the step, and the steps so far that it made useless."""
+        if self._spec.precision != "fp16":
+            return {}
+        return {"loss_scale": result.scale, "skipped": self.progress.skipped}
 
     def _tell_step(self, result: StepResult) -> None:
         now, (then, samples) = time.monotonic(), self._told
@@ -315,6 +346,7 @@ class Trainer:
                 "loss": result.loss,
                 "grad_norm": result.grad_norm,
                 "rows_per_s": (progress.samples - samples) / max(now - then, 1e-9),
+                **self._scaling(result),
             },
         )
 
@@ -367,6 +399,6 @@ def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical), torch.from_numpy(rows.target)
 
 
-def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> Batch:
+def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> RowBatch:
     numeric, categorical, target = rows
-    return Batch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)
+    return RowBatch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)

@@ -16,20 +16,22 @@ from torch import nn
 from trainer.artifact import write_network
 from trainer.baselines import fit_logistic
 from trainer.blobs import Json, Manifest
-from trainer.checkpoint import Checkpoints, DiskFull, Sink, StaleAttempt, StorageFailed
+from trainer.checkpoint import Checkpoints, DiskFull, Retention, Sink, StaleAttempt, StorageFailed, checkpoint_facts
 from trainer.data import DataRefused, Dataset, load_data
 from trainer.encoders import EncodingRefused, InputEncoding
 from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
-from trainer.loop import LossNotFinite, Preempted, Progress, Stop, Trainer, check_rows, seed_everything
-from trainer.models.factory import CodeRefused, build_model, parameter_groups
+from trainer.loop import LossNotFinite, Preempted, Progress, ResumeRefused, Stop, Trainer, check_rows, seed_everything
+from trainer.models.factory import CodeRefused, build_model, parallel_plan, parameter_groups
+from trainer.parallel.plan import ParallelPlan, PlanMismatch
+from trainer.pieces import ParameterMismatch
 from trainer.process_group import Identity, PeerLost, join
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused
 
-_REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused)
+_REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused, PlanMismatch)
 _INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull)
-_AGREED = (Preempted, DiskFull, StaleAttempt, StorageFailed, LossNotFinite)
-"""What all ranks raise after the same step: they can leave the group in order."""
+_AGREED = (Preempted, DiskFull, StaleAttempt, StorageFailed, LossNotFinite, ParameterMismatch, ResumeRefused)
+"""What all ranks raise after the same step, or over the same checkpoint: they can leave the group in order."""
 
 _START_STEP = -1
 
@@ -69,6 +71,7 @@ class Parts:
     load_data: Callable[[RunSpec, Path, Callable[[], None]], Dataset] = load_data
     build_model: Callable[[RunSpec, InputEncoding, Path], nn.Module] = build_model
     parameter_groups: Callable[[RunSpec, nn.Module, Path], ParameterGroups] = parameter_groups
+    parallel_plan: Callable[[RunSpec, Path], ParallelPlan | None] = parallel_plan
     write_network: WriteNetwork = write_network
     fit_logistic: FitLogistic = fit_logistic
 
@@ -132,9 +135,17 @@ class Rank:
         seed_everything(self._spec.seed, _START_STEP, 0)
         model = self._parts.build_model(self._spec, dataset.inputs, self._code_root)
         declared = self._parts.parameter_groups(self._spec, model, self._code_root)
-        engine = make_engine(self._spec, model, declared, group)
-        facts: dict[str, Json] = {"run_id": self._attempt.run_id, "spec_digest": self._spec.digest}
-        checkpoints = Checkpoints(self._run_dir, self._attempt.attempt, group, self._sink, facts)
+        plan = self._parts.parallel_plan(self._spec, self._code_root)
+        engine = make_engine(self._spec, model, declared, group, plan)
+        schedule = self._spec.schedule
+        checkpoints = Checkpoints(
+            self._run_dir,
+            self._attempt.attempt,
+            group,
+            self._sink,
+            {"run_id": self._attempt.run_id, "spec_digest": self._spec.digest, **checkpoint_facts(self._spec)},
+            Retention(schedule.keep_last, schedule.keep_every_hours),
+        )
         trainer = Trainer(
             self._spec,
             dataset.train,
@@ -147,15 +158,19 @@ class Rank:
             self._step_event_every_s,
         )
         try:
-            saved = checkpoints.newest()
-            if saved is not None:
-                trainer.resume(saved)
+            self._resume(trainer, checkpoints)
             progress = trainer.run()
         except _AGREED:
             group.leave()
             raise
         group.leave()
         return progress, checkpoints
+
+    def _resume(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
+        # The parts end with this function: they keep files open, which would hold their space when they are removed.
+        saved = checkpoints.newest()
+        if saved is not None:
+            trainer.resume(saved)
 
     def _finish(self, dataset: Dataset, progress: Progress, checkpoints: Checkpoints) -> None:
         """Rank 0 alone: fit the baseline, export both artifacts from the best step, and tell."""

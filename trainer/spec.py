@@ -8,8 +8,10 @@ refused with the field's path before anything starts.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import IntEnum
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -19,11 +21,27 @@ from trainer.blobs import Json, canonical_json, digest_bytes
 RUN_FORMAT = "headway.run/1"
 ATTEMPT_FORMAT = "headway.attempt/1"
 
-Engine = Literal["ddp", "deepspeed"]
-Precision = Literal["fp32"]
+Engine = Literal["ddp", "fsdp2", "deepspeed"]
+Precision = Literal["fp32", "bf16", "fp16"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
+Offload = Literal["", "optimizer", "parameters"]
 Determinism = Literal["deterministic", "fast"]
 
 ENGINES: tuple[str, ...] = get_args(Engine)
+LAYOUT_OPTIONS = ("activation_checkpointing", "compile")
+MOST_RANKS = 65_536
+DEGREES = ("dp", "shard", "tp", "pp", "sp", "ep")
+PLAIN_DEGREE: Mapping[str, str] = {"ddp": "dp", "fsdp2": "shard", "deepspeed": "dp"}
+"""The degree that an engine's processes count as when nothing else is said."""
+
+STAGES_PER_RANK: Mapping[str, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2, "zbv": 2}
+"""Pipeline stages that each rank along pp holds, by schedule."""
+
+ZERO_STAGES: Mapping[str, tuple[int, ...]] = {"ddp": (0,), "fsdp2": (0,), "deepspeed": (0, 1, 2, 3)}
+
+# A field that came later is left out of the JSON while it has its default, so that the digests of runs that were made
+# before it existed stay what they were.
+_LATER: Mapping[str, bool] = {"later": True}
 
 
 class ExitCode(IntEnum):
@@ -44,6 +62,27 @@ class SpecRefused(ValueError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+class LayoutConflict(SpecRefused):
+    """Fields of a spec that do not go together: `fields` with their values, the `reason`, and what would do.
+
+    `nearest` and `nearest_precision` are the valid choice that differs least, on as many ranks where there is one.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, object], reason: str, nearest: LayoutSpec, nearest_precision: Precision
+    ) -> None:
+        said = ", ".join(f"{name} {value!r}" for name, value in fields.items())
+        super().__init__(
+            next(iter(fields)),
+            f"{said} do not go together: {reason}; the nearest valid choice is "
+            f"{describe_choice(nearest, nearest_precision)}",
+        )
+        self.fields = dict(fields)
+        self.reason = reason
+        self.nearest = nearest
+        self.nearest_precision: Precision = nearest_precision
 
 
 @dataclass(frozen=True)
@@ -104,6 +143,37 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """Sizes of a model that a layout divides, as the model's options state them; 0 where they do not.
+
+    `layers` blocks of `heads` query and `kv_heads` key heads, `dim` wide, `hidden` wide inside the feed-forward part;
+    `experts` per block of which a token takes `top_k` (0: none); `vocab` tokens, at most `sequence` of them; `tied`:
+    the output layer uses the embedding's weights.
+    """
+
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    dim: int = 0
+    vocab: int = 0
+    sequence: int = 0
+    hidden: int = 0
+    top_k: int = 0
+    tied: bool = False
+
+
+def model_facts(options: Mapping[str, Any]) -> ModelFacts:
+    """The sizes that a model's options state; values that are no whole number above 0 are for the factory to refuse."""
+    sizes: dict[str, Any] = {
+        f.name: value
+        for f in fields(ModelFacts)
+        if f.name != "tied" and type(value := options.get(f.name)) is int and value > 0
+    }
+    return ModelFacts(**sizes, tied=options.get("tied") is True)
+
+
+@dataclass(frozen=True)
 class OptimizerSpec:
     """AdamW with a linear warm-up and cosine decay; `clip_norm` 0 switches clipping off."""
 
@@ -125,7 +195,15 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """How the work is spread. The product of the six degrees is the world size, nodes x processes_per_node."""
+    """How the work is spread. The product of the six degrees is the world size, nodes x processes_per_node.
+
+    `dp` replicates, `shard` divides parameters, gradients and moments (FSDP2), `tp` divides matrices, `pp` layers,
+    `sp` the sequence, `ep` experts. `zero` is DeepSpeed's stage, 0 with the other engines. `schedule` is the order of
+    the micro-batches in a pipeline. `offload` keeps the optimizer, or the parameters with it, in host memory.
+    `activation_checkpointing` computes the blocks' activations again in the backward pass.
+
+    What an engine supports stands in `trainer.layouts`; here is only what makes no sense with any.
+    """
 
     engine: Engine = "ddp"
     zero: int = 0
@@ -137,34 +215,110 @@ class LayoutSpec:
     pp: int = 1
     sp: int = 1
     ep: int = 1
+    schedule: PipelineSchedule = field(default="1f1b", metadata=_LATER)
+    offload: Offload = field(default="", metadata=_LATER)
+    activation_checkpointing: bool = field(default=False, metadata=_LATER)
+    compile: bool = field(default=False, metadata=_LATER)
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole run."""
         return self.nodes * self.processes_per_node
 
+    @property
+    def data_ranks(self) -> int:
+        """Over how many parts a global batch is split: ranks along sp, tp and pp see the same rows."""
+        return self.dp * self.shard * self.ep
+
+    def to_json(self) -> dict[str, Json]:
+        """The layout as JSON."""
+        return _to_json(self)
+
     def check(self) -> None:
-        """Refuse combinations that no engine runs, with the reason."""
+        """Refuse what no engine could mean, with the reason."""
         if self.engine not in ENGINES:
             raise SpecRefused("layout.engine", f"{self.engine!r}; engines are {list(ENGINES)}")
-        for name in ("nodes", "processes_per_node", "dp", "shard", "tp", "pp", "sp", "ep"):
+        for name in ("nodes", "processes_per_node", *DEGREES):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"layout.{name}", f"{getattr(self, name)} is less than 1")
-        product = self.dp * self.shard * self.tp * self.pp * self.sp * self.ep
+        if self.world_size > MOST_RANKS:
+            raise SpecRefused("layout.nodes", f"{self.world_size} ranks are more than {MOST_RANKS}")
+        product = degree_product(self)
         if product != self.world_size:
             raise SpecRefused(
                 "layout.dp",
-                f"the product of dp, shard, tp, pp, sp, ep is {product}, the world size is {self.world_size} "
+                f"the product of {', '.join(DEGREES)} is {product}, the world size is {self.world_size} "
                 f"({self.nodes} nodes x {self.processes_per_node} processes)",
             )
-        for name in ("shard", "tp", "pp", "sp", "ep"):
-            if getattr(self, name) != 1:
-                raise SpecRefused(
-                    f"layout.{name}", f"{getattr(self, name)}: no engine here splits along {name} yet; use dp"
-                )
-        allowed = {"ddp": (0,), "deepspeed": (1,)}[self.engine]
-        if self.zero not in allowed:
-            raise SpecRefused("layout.zero", f"{self.zero}: engine {self.engine} runs ZeRO stage {allowed[0]}")
+        stages = ZERO_STAGES[self.engine]
+        if self.zero not in stages:
+            raise SpecRefused("layout.zero", f"{self.zero}: engine {self.engine} runs ZeRO stages {list(stages)}")
+
+
+def degree_product(layout: LayoutSpec) -> int:
+    """The ranks that a layout's six degrees ask for."""
+    return math.prod(getattr(layout, name) for name in DEGREES)
+
+
+def parse_layout(engine: str, text: str, nodes: int | None = None, processes_per_node: int | None = None) -> LayoutSpec:
+    """The layout that `text`, such as `dp=2,shard=2,zero=1`, writes down for `engine`.
+
+    Degrees that are not named are 1; `zero` is 1 with deepspeed when it is not named, and refused elsewhere. Of `nodes`
+    and `processes_per_node`, one that is not given follows from the degrees; neither given means one node.
+
+    Raises:
+        SpecRefused: an unknown, repeated or impossible entry, or nodes that the degrees do not fill.
+    """
+    given = _layout_entries(text)
+    if "zero" in given and engine != "deepspeed":
+        raise SpecRefused("layout.zero", f"{given['zero']}: only engine deepspeed has ZeRO stages, not {engine}")
+    zero = given.pop("zero", 1 if engine == "deepspeed" else 0)
+    if min(given.values(), default=1) < 1:
+        raise SpecRefused(f"layout.{min(given, key=given.__getitem__)}", "a degree is a whole number of at least 1")
+    world = math.prod(given.values())
+    if nodes is None:
+        nodes = 1 if processes_per_node is None else _ratio("processes_per_node", world, processes_per_node)
+    if processes_per_node is None:
+        processes_per_node = _ratio("nodes", world, nodes)
+    degrees: dict[str, Any] = {"engine": engine, **given}
+    layout = LayoutSpec(zero=zero, nodes=nodes, processes_per_node=processes_per_node, **degrees)
+    layout.check()
+    return layout
+
+
+def layout_text(layout: LayoutSpec) -> str:
+    """The degrees of a layout as `parse_layout` reads them: those above 1, and the stage with deepspeed."""
+    parts = [f"{name}={getattr(layout, name)}" for name in DEGREES if getattr(layout, name) != 1] or ["dp=1"]
+    return ",".join([*parts, *([f"zero={layout.zero}"] if layout.engine == "deepspeed" else [])])
+
+
+def describe_choice(layout: LayoutSpec, precision: str) -> str:
+    """A layout and a precision in words: `deepspeed dp=2,zero=2 bf16, offload optimizer`."""
+    named = [f"{name} {getattr(layout, name)}" for name in ("offload",) if getattr(layout, name)]
+    if layout.pp > 1:
+        named.append(f"schedule {layout.schedule}")
+    named += [name for name in LAYOUT_OPTIONS if getattr(layout, name)]
+    return ", ".join([f"{layout.engine} {layout_text(layout)} {precision}", *named])
+
+
+def _layout_entries(text: str) -> dict[str, int]:
+    given: dict[str, int] = {}
+    for entry in text.split(","):
+        name, equals, number = (part.strip() for part in entry.partition("="))
+        if name not in (*DEGREES, "zero") or not equals:
+            raise SpecRefused("layout", f"{entry.strip()!r:.80}; entries are {list(DEGREES)} or zero, as dp=2")
+        if re.fullmatch(r"[0-9]{1,9}", number) is None:
+            raise SpecRefused(f"layout.{name}", f"{number!r:.80} is no whole number from 0 to 999999999")
+        if name in given:
+            raise SpecRefused(f"layout.{name}", f"stands twice in {text!r:.80}")
+        given[name] = int(number)
+    return given
+
+
+def _ratio(name: str, world: int, part: int) -> int:
+    if part < 1 or world % part:
+        raise SpecRefused(f"layout.{name}", f"the {world} ranks of the layout do not divide by {name} {part}")
+    return world // part
 
 
 @dataclass(frozen=True)
@@ -174,20 +328,52 @@ class BatchSpec:
     global_size: int = 1024
     accumulation: int = 1
 
+    def check(self) -> None:
+        """Refuse what not even one rank could take."""
+        for name in ("global_size", "accumulation"):
+            if getattr(self, name) < 1:
+                raise SpecRefused(f"batch.{name}", f"{getattr(self, name)} is less than 1")
+        self.check_ranks(1)
+
+    def check_ranks(self, data_ranks: int) -> None:
+        """Refuse a batch that does not divide over `data_ranks`.
+
+        Raises:
+            SpecRefused: says which sizes next to it would.
+        """
+        share = data_ranks * self.accumulation
+        below = self.global_size // share * share
+        if below != self.global_size:
+            near = f"{below} or {below + share}" if below else str(share)
+            raise SpecRefused(
+                "batch.global_size",
+                f"{self.global_size} rows do not divide by {data_ranks} data-parallel ranks x {self.accumulation} "
+                f"micro-batches; {near} would",
+            )
+
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints."""
+    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints.
+
+    `keep_last` newest checkpoints stay, the best one, and of every `keep_every_hours` hours the first (0: none for
+    their time). `synchronous` saves hold the training up until they are on the disk; else it goes on meanwhile.
+    """
 
     epochs: int = 10
     patience: int = 3
     checkpoint_every: int = 200
+    keep_last: int = field(default=1, metadata=_LATER)
+    keep_every_hours: float = field(default=0.0, metadata=_LATER)
+    synchronous: bool = field(default=False, metadata=_LATER)
 
     def check(self) -> None:
-        """Refuse a run without steps."""
-        for name in ("epochs", "patience", "checkpoint_every"):
+        """Refuse a run without steps, and one that would keep no checkpoint."""
+        for name in ("epochs", "patience", "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"schedule.{name}", f"{getattr(self, name)} is less than 1")
+        if not 0 <= self.keep_every_hours < math.inf:
+            raise SpecRefused("schedule.keep_every_hours", f"{self.keep_every_hours} is no number of hours from 0 on")
 
 
 @dataclass(frozen=True)
@@ -231,15 +417,11 @@ class RunSpec:
         """
         if self.format != RUN_FORMAT:
             raise SpecRefused("format", f"{self.format!r}; this code reads {RUN_FORMAT!r}")
-        for part in (self.data, self.layout, self.optimizer, self.schedule):
+        for part in (self.data, self.optimizer, self.schedule):
             part.check()
-        share = self.layout.dp * self.layout.shard * self.batch.accumulation
-        if self.batch.accumulation < 1 or self.batch.global_size < 1 or self.batch.global_size % share:
-            raise SpecRefused(
-                "batch.global_size",
-                f"{self.batch.global_size} rows do not divide by {self.layout.dp * self.layout.shard} data-parallel "
-                f"ranks x {self.batch.accumulation} micro-batches",
-            )
+        check_parallel(
+            self.layout, self.precision, self.optimizer.clip_norm, self.batch, model_facts(self.model.options)
+        )
 
     def to_json(self) -> dict[str, Json]:
         """The spec as JSON."""
@@ -249,6 +431,24 @@ class RunSpec:
     def digest(self) -> str:
         """The digest of the canonical JSON."""
         return digest_bytes(canonical_json(self.to_json()))
+
+
+def check_parallel(
+    layout: LayoutSpec, precision: Precision, clip_norm: float, batch: BatchSpec, model: ModelFacts
+) -> None:
+    """Refuse a layout that its engine does not support, or that batch or model do not divide over.
+
+    Raises:
+        LayoutConflict: the fields that do not go together, why, and the nearest valid choice.
+        SpecRefused: a field that makes no sense by itself, or a batch that does not divide.
+    """
+    # The table is written in terms of this module.
+    from trainer.layouts import check_layout
+
+    batch.check()
+    layout.check()
+    check_layout(layout, precision, clip_norm, model, batch)
+    batch.check_ranks(layout.data_ranks)
 
 
 @dataclass(frozen=True)
@@ -309,7 +509,12 @@ T = TypeVar("T")
 
 
 def _to_json(value: object) -> dict[str, Json]:
-    return cast("dict[str, Json]", {f.name: _plain(getattr(value, f.name)) for f in fields(cast("Any", value))})
+    told = [f for f in fields(cast("Any", value)) if not _is_left_out(f, getattr(value, f.name))]
+    return cast("dict[str, Json]", {f.name: _plain(getattr(value, f.name)) for f in told})
+
+
+def _is_left_out(f: Field[Any], value: object) -> bool:
+    return bool(f.metadata.get("later")) and value == f.default
 
 
 def _plain(value: object) -> Json:

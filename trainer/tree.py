@@ -20,17 +20,23 @@ class UnknownType(TypeError):
     """A value that has no place in a checkpoint; the message gives its place and type."""
 
 
-def encode_tree(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
+def encode_tree(tree: Tree, *, copied: bool = True) -> tuple[Json, dict[str, Tensor]]:
     """Return the JSON document of `tree`, and its tensors (copied, contiguous, on the CPU) by key.
+
+    With `copied` False the tensors are the tree's own, for a caller that copies them to where they belong.
 
     Raises:
         UnknownType: names the place and the type of what cannot be saved.
     """
     tensors: dict[str, Tensor] = {}
-    return _encode(tree, "", tensors), tensors
+    document = _encode(tree, "", tensors)
+    if copied:
+        # The trainer goes on changing its own, and views of one buffer cannot be saved as they are.
+        tensors = {place: tensor.cpu().contiguous().clone() for place, tensor in tensors.items()}
+    return document, tensors
 
 
-def decode_tree(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
+def decode_tree(document: Json, tensors: Mapping[str, Any]) -> Tree:
     """Return the tree that `encode_tree` made `document` and `tensors` from.
 
     Raises:
@@ -57,8 +63,7 @@ def _encode(value: Tree, place: str, tensors: dict[str, Tensor]) -> Json:
     if kind is float:
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, Tensor):
-        # A copy: the trainer goes on changing its own, and views of one buffer cannot be saved as they are.
-        tensors[place] = value.detach().cpu().contiguous().clone()
+        tensors[place] = value.detach()
         return {"$tensor": place}
     if kind is list:
         return [_encode(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]

@@ -90,8 +90,8 @@ def run(
     try:
         from trainer.rank import Rank, exit_code
 
-        if spec.layout.engine == "deepspeed":
-            importlib.import_module("trainer.engines.zero")
+        for module in _imports(spec):
+            importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - whatever keeps torch from being imported is reported
         return report(sink, error, ExitCode.USER_CODE)
     try:
@@ -117,6 +117,12 @@ def report(sink: EventSink, error: BaseException, code: ExitCode) -> int:
         # A full disk, or a node that is gone: the status still says what happened.
         print(f"the error could not be told: {failure}", file=sys.stderr)
     return code
+
+
+def _imports(spec: RunSpec) -> list[str]:
+    """What costs seconds to import, and only some layouts need."""
+    modules = {"deepspeed": ["trainer.engines.zero"], "fsdp2": ["trainer.engines.fsdp2"]}.get(spec.layout.engine, [])
+    return modules + (["trainer.engines.pipeline"] if spec.layout.pp > 1 else [])
 
 
 def _read_specs(attempt_file: Path) -> tuple[AttemptSpec, RunSpec]:

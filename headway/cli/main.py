@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": ("headway.cli.serve", "Answer requests over HTTP with the promoted models until Ctrl-C."),
     "snapshots": ("headway.cli.snapshots", "Look at feature snapshots and verify them."),
     "status": ("headway.cli.status", "Show the state of every pipeline, and the settings in force."),
+    "train": ("headway.cli.train", "Check a run's layout, and compare layouts with one process."),
     "ui": ("headway.cli.ui", "Serve Dagster's UI and run its daemon until Ctrl-C."),
 }
 

@@ -6,7 +6,7 @@ Only content-addressed bytes are stored here (code and spec); no row is written 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from headway.training.stage import StoredCode, store_code
 from headway.training.window import Window, declared_training, window_of
 from trainer.blobs import Json, canonical_json, digest_json
 from trainer.spec import (
+    PLAIN_DEGREE,
     BatchSpec,
     DataFile,
     DataSpec,
@@ -32,6 +33,7 @@ from trainer.spec import (
     RunSpec,
     ScheduleSpec,
     SpecRefused,
+    parse_layout,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +109,10 @@ def plan_run(
     declared = _declared(pipeline.spec, asked)
     pinned = pin_window(services, pipeline.spec, as_of)
     code = store_code(services.store, CODE_ROOT, pipeline.folder, pipeline.name)
-    spec = _run_spec(services, pipeline, declared, pinned, code)
+    try:
+        spec = _run_spec(services, pipeline, declared, pinned, code)
+    except SpecRefused as error:
+        raise LayoutRefused(str(error), "change `training` in defs.yaml, or what the launch overrides") from error
     return RunPlan(
         pipeline=pipeline,
         pinned=pinned,
@@ -146,6 +151,37 @@ def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWind
     _refuse_mixed_features(snapshots)
     _refuse_empty_inputs(spec, snapshots)
     return PinnedWindow(window, snapshots, refused, sum(s.rows for s in snapshots))
+
+
+def declared_layout(training: TrainingSpec) -> LayoutSpec:
+    """The layout that a declaration asks for.
+
+    Raises:
+        SpecRefused: text that is no layout, or nodes and processes that it does not fill.
+    """
+    if training.layout:
+        if training.zero is not None:
+            raise SpecRefused("layout.zero", f"{training.zero} beside a layout; write zero={training.zero} into it")
+        layout = parse_layout(training.engine, training.layout, training.nodes, training.processes_per_node)
+    else:
+        layout = _plain_layout(training)
+    return replace(
+        layout,
+        schedule=training.schedule,
+        offload=training.offload,
+        activation_checkpointing=training.activation_checkpointing,
+        compile=training.compile,
+    )
+
+
+def declared_optimizer(training: TrainingSpec) -> OptimizerSpec:
+    """The optimizer that a declaration asks for."""
+    return OptimizerSpec(lr=training.lr, weight_decay=training.weight_decay)
+
+
+def declared_batch(training: TrainingSpec) -> BatchSpec:
+    """The batch that a declaration asks for."""
+    return BatchSpec(global_size=training.batch, accumulation=training.accumulation)
 
 
 def null_shares(snapshots: Sequence[FeatureSnapshot]) -> dict[str, float]:
@@ -196,6 +232,13 @@ def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
         raise LayoutRefused(f"the launch overrides what cannot be: {said}", "change it in the Launchpad") from error
 
 
+def _plain_layout(training: TrainingSpec) -> LayoutSpec:
+    processes = training.processes_per_node or 1
+    stage = 1 if training.zero is None and training.engine == "deepspeed" else training.zero or 0
+    degree: Any = {PLAIN_DEGREE[training.engine]: training.nodes * processes}
+    return LayoutSpec(engine=training.engine, zero=stage, nodes=training.nodes, processes_per_node=processes, **degree)
+
+
 def _run_spec(
     services: Services, pipeline: Pipeline, declared: TrainingSpec, pinned: PinnedWindow, code: StoredCode
 ) -> RunSpec:
@@ -222,15 +265,10 @@ def _run_spec(
             options=dict(declared.options),
         ),
         seed=declared.seed,
-        layout=LayoutSpec(
-            engine=declared.engine,
-            zero=declared.zero,
-            nodes=declared.nodes,
-            processes_per_node=declared.processes_per_node,
-            dp=declared.nodes * declared.processes_per_node,
-        ),
-        optimizer=OptimizerSpec(lr=declared.lr, weight_decay=declared.weight_decay),
-        batch=BatchSpec(global_size=declared.batch, accumulation=declared.accumulation),
+        layout=declared_layout(declared),
+        precision=declared.precision,
+        optimizer=declared_optimizer(declared),
+        batch=declared_batch(declared),
         schedule=ScheduleSpec(
             epochs=declared.epochs,
             patience=declared.early_stopping.patience,
@@ -238,10 +276,7 @@ def _run_spec(
         ),
         restart=RestartSpec(max_attempts=declared.max_attempts),
     )
-    try:
-        built.check()
-    except SpecRefused as error:
-        raise LayoutRefused(str(error), "change `training` in defs.yaml, or what the launch overrides") from error
+    built.check()
     return built
 
 
@@ -296,7 +331,7 @@ def config_digest(spec: RunSpec) -> str:
 
 
 def _layout(spec: RunSpec) -> dict[str, Json]:
-    return dict(vars(spec.layout))
+    return spec.layout.to_json()
 
 
 def _some(names: Sequence[str]) -> str:

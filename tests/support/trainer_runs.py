@@ -26,6 +26,7 @@ from typing import IO, Any, cast
 from trainer.blobs import canonical_json
 from trainer.events import Event, EventSink, read_events
 from trainer.spec import (
+    PLAIN_DEGREE,
     AttemptSpec,
     BatchSpec,
     DataFile,
@@ -42,13 +43,14 @@ from trainer.spec import (
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
-ENGINES = ("ddp", "deepspeed")
+ENGINES = ("ddp", "fsdp2", "deepspeed")
 
 Options = Mapping[str, Any]
 
 
 def layout(engine: str, nodes: int) -> LayoutSpec:
-    return LayoutSpec(engine=cast("Any", engine), zero=1 if engine == "deepspeed" else 0, nodes=nodes, dp=nodes)
+    degree: dict[str, Any] = {PLAIN_DEGREE[engine]: nodes}
+    return LayoutSpec(engine=cast("Any", engine), zero=1 if engine == "deepspeed" else 0, nodes=nodes, **degree)
 
 
 def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: object) -> RunSpec:
@@ -71,7 +73,7 @@ def toy_spec(engine: str = "ddp", nodes: int = 2, **changes: object) -> RunSpec:
         layout=layout(engine, nodes),
         optimizer=OptimizerSpec(lr=0.01),
         batch=BatchSpec(global_size=8, accumulation=1),
-        schedule=ScheduleSpec(epochs=3, patience=3, checkpoint_every=2),
+        schedule=ScheduleSpec(epochs=3, patience=3, checkpoint_every=2, synchronous=True),
         restart=RestartSpec(group_timeout_s=60.0, grace_s=30.0),
     )
     return replace(spec, **cast("dict[str, Any]", changes))
@@ -299,7 +301,7 @@ def run_rank(kill: Options | None = None, pause_s: float = 0.0, quota: int | Non
 
 def serve() -> None:
     """The parent: fork what stdin asks for, tell pids and ends on stdout, end with stdin."""
-    for module in ("trainer.engines.zero", "trainer.rank", "support.trainer_toys"):
+    for module in ("trainer.engines.zero", "trainer.engines.fsdp2", "trainer.rank", "support.trainer_toys"):
         importlib.import_module(module)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

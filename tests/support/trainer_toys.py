@@ -20,9 +20,10 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import trainer.checkpoint
-from trainer.batches import Batch, BatchPlan
+from trainer.batches import BatchPlan, RowBatch
 from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_bytes
 from trainer.data import Dataset, Split
 from trainer.encoders import InputEncoding
@@ -91,6 +92,7 @@ def toy_parts(kill: Mapping[str, Any], pause_s: float, quota: int | None) -> Par
         load_data=_load,
         build_model=lambda spec, _inputs, _root: ToyModel(spec.model.options, kill, pause_s),
         parameter_groups=_groups,
+        parallel_plan=lambda _spec, _root: None,
         write_network=_write_network,
         fit_logistic=_fit_logistic,
     )
@@ -219,13 +221,17 @@ def _seeded_model(spec: RunSpec) -> ToyModel:
     return ToyModel(spec.model.options, {}, 0.0)
 
 
-def _batch(rows: Split, places: Tensor, weight: Tensor | None) -> Batch:
+def _batch(rows: Split, places: Tensor, weight: Tensor | None) -> RowBatch:
     taken = places.numpy()
     numeric, categorical, target = rows.numeric[taken], rows.categorical[taken], rows.target[taken]
-    return Batch(torch.from_numpy(numeric), torch.from_numpy(categorical), torch.from_numpy(target), weight)
+    return RowBatch(torch.from_numpy(numeric), torch.from_numpy(categorical), torch.from_numpy(target), weight)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _write_results(path: str, results: list[StepResult], model: nn.Module) -> None:
-    weights = safetensors.torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    weights = safetensors.torch.save({name: _whole(tensor).clone() for name, tensor in model.state_dict().items()})
     losses, norms = [r.loss for r in results], [r.grad_norm for r in results]
     Path(path).write_bytes(canonical_json({"losses": losses, "norms": norms, "weights": digest_bytes(weights)}))

@@ -1,17 +1,18 @@
-"""What every engine does, and what they share: the loss, the optimizer's groups, the form of their state.
+"""What every engine does, and what they share: the optimizer's groups, the form of their state.
 
-The state that engines give and take is keyed by parameter name, whatever the layout: weights whole, the optimizer's
-moments as slices of each flattened parameter, so that a state saved by one layout can be loaded by another.
+The state that engines give and take is keyed by parameter name, whatever the layout, and comes in pieces with their
+places (`trainer.pieces`), so that a state saved by one layout can be loaded by another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.batches import Batch
+from trainer.mesh import Mesh
+from trainer.pieces import FORMAT, ParameterMismatch, Pieces
 from trainer.spec import OptimizerSpec
 
 ParameterGroups: TypeAlias = Sequence[Mapping[str, Any]]
@@ -20,62 +21,94 @@ ParameterGroups: TypeAlias = Sequence[Mapping[str, Any]]
 State: TypeAlias = dict[str, Any]
 """Nested dicts, lists, scalars and tensors; see `trainer.tree`."""
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _OPTIONS = ("initial_lr", "weight_decay", "betas", "eps")
 
 
 class StepResult(NamedTuple):
-    """Mean loss over the real rows of the global batch, and the gradient's norm before clipping; same on all ranks."""
+    """What came of a step, the same on all ranks.
+
+    `loss` is the mean over the real items of the global batch, `grad_norm` the gradient's norm before clipping. `scale`
+    is what the loss was multiplied with for the backward pass, 1 but with fp16; `skipped`: the gradient was not finite
+    under that scale, so nothing was learned and the next scale is lower.
+    """
 
     loss: float
     grad_norm: float
+    scale: float = 1.0
+    skipped: bool = False
+
+
+class Evaluated(NamedTuple):
+    """What the model makes of a batch of this data rank: the sum of the losses of its `items` real items.
+
+    `logits` are the module's output, whole; None on ranks that have not all of it.
+    """
+
+    loss_sum: float
+    items: int
+    logits: Tensor | None
 
 
 class Engine(Protocol):
     """A model with its optimizer, spread over the ranks."""
 
-    module: nn.Module
-    """The model itself, whole on every rank; for evaluation."""
+    mesh: Mesh
+    """Where this rank stands."""
 
-    def step(self, micro_batches: Sequence[Batch], real_rows: int, lr_factor: float) -> StepResult:
-        """Learn from this rank's part of one global batch that has `real_rows` real rows over all ranks.
+    before_update: Callable[[], None]
+    """Called in each step before the update, the first thing that changes what AdamW works on; a save may still be
+    copying that until then."""
 
-        Every group's rate is its own base rate times `lr_factor`.
+    def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
+        """Learn from this rank's part of one global batch that has `real_items` real items over all ranks.
+
+        `micro_batches` are those of the rank's part of the data (`mesh.data_index`), all of one size. Every group's
+        rate is its own base rate times `lr_factor`.
         """
+        ...
+
+    def evaluate(self, batch: Batch) -> Evaluated:
+        """Judge a batch without learning from it; all ranks call it together, with batches of one size."""
         ...
 
     def state(self) -> State:
-        """This rank's part of the state, by parameter name: `model`, `optimizer`, `groups`, `frozen`."""
+        """This rank's part of the state: `format`, `pieces` by tensor name, `groups`, `frozen`, `scaler`."""
         ...
 
     def load(self, states: Sequence[State]) -> None:
-        """Take over the state whose parts, in rank order, are `states`.
+        """Take over the state whose parts, in rank order, are `states`, whatever layout saved them.
 
         Raises:
             ParameterMismatch: it is of other parameters, groups or rates.
+            PiecesMissing: parts of it are not there.
+        """
+        ...
+
+    def facts(self) -> Mapping[str, Any]:
+        """What this rank really holds.
+
+        `parameter_bytes`, `gradient_bytes` (of the last step), `optimizer_bytes`, `layers` (names of the blocks),
+        `heads` (query heads that it computes per block), `experts` (per block), `collectives` (calls by kind, see
+        `trainer.counting`).
         """
         ...
 
 
-class ParameterMismatch(RuntimeError):
-    """A saved state and the model at hand disagree about a parameter; the message names it."""
+def nothing_to_wait_for() -> None:
+    """What `before_update` is while nobody sets it."""
 
 
 class BadModel(RuntimeError):
-    """The model cannot be trained as it is: no trainable parameter, one in two groups, logits of another shape."""
+    """The model cannot be trained as it is: no trainable parameter, one in two groups, no plan for its layout."""
 
 
-def batch_loss(model: nn.Module, batch: Batch, real_rows: int) -> Tensor:
-    """This micro-batch's part of the mean binary cross-entropy over the `real_rows` of the global batch.
+def step_loss(output: Tensor, batch: Batch, real_items: int) -> Tensor:
+    """This micro-batch's part of the mean loss over the `real_items` of the global batch.
 
     Raises:
-        BadModel: the model does not give one logit per row.
+        BadOutput: the output does not fit the batch.
     """
-    logits = model(batch.numeric, batch.categorical)
-    if logits.shape != batch.target.shape:
-        raise BadModel(f"the model gave logits {tuple(logits.shape)}, expected {tuple(batch.target.shape)}")
-    total = F.binary_cross_entropy_with_logits(logits, batch.target, weight=batch.weight, reduction="sum")
-    return total / real_rows
+    return batch.loss_sum(output) / real_items
 
 
 def optimizer_groups(model: nn.Module, declared: ParameterGroups, spec: OptimizerSpec) -> list[dict[str, Any]]:
@@ -150,40 +183,36 @@ def _homes(described: State) -> dict[str, str]:
     return homes | dict.fromkeys(described["frozen"], "frozen")
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into `model`, in place.
+def compose_state(pieces: Pieces, described: State, scaler: State | None = None) -> State:
+    """A rank's part of the state; `described` is what `describe_groups` said."""
+    return {"format": FORMAT, "pieces": pieces, **described, "scaler": scaler}
+
+
+Signature: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Type and shape of each of a model's tensors (parameters, and buffers that are saved), whole, by name."""
+
+
+def signature(model: nn.Module) -> Signature:
+    """The signature of a whole model."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
+
+
+def check_same_tensors(pieces: Pieces, model: Signature) -> None:
+    """Refuse a saved state of other tensors than the model's.
 
     Raises:
         ParameterMismatch: names the first tensor that is missing, unknown, or of another shape or type.
     """
-    own = model.state_dict()
-    for name in sorted({*own, *weights}):
-        old, new = weights.get(name), own.get(name)
-        if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
+    saved: Mapping[str, Any] = {name: (_saved_type(parts), tuple(parts[0]["shape"])) for name, parts in pieces.items()}
+    for name in sorted({*saved, *model}):
+        old, new = saved.get(name), model.get(name)
+        if old != new:
             raise ParameterMismatch(f"tensor {name!r}: {_shape(old)} in the checkpoint, {_shape(new)} in the model")
-    model.load_state_dict(dict(weights))
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+def _saved_type(parts: Sequence[Mapping[str, Any]]) -> torch.dtype | None:
+    return next((part["weight"].dtype for part in parts if "weight" in part), None)
 
 
-def moment_slice(adam: Mapping[str, Tensor], taken: slice, start: int) -> State:
-    """The part `taken` of AdamW's flattened moments, as a slice that begins at element `start` of its parameter."""
-    return {"start": start, "step": adam["step"], **{key: adam[key].view(-1)[taken] for key in _MOMENTS}}
-
-
-def whole_moments(states: Sequence[State], name: str, size: int) -> dict[str, Tensor] | None:
-    """Put the slices of parameter `name` (`size` elements) together: `step` and flat moments; None before any step.
-
-    Raises:
-        ParameterMismatch: the slices do not make up the parameter.
-    """
-    parts = [state["optimizer"][name] for state in states if name in state["optimizer"]]
-    if not parts:
-        return None
-    parts.sort(key=lambda part: part["start"])
-    ends = [part["start"] + part["exp_avg"].numel() for part in parts]
-    if [part["start"] for part in parts] != [0, *ends[:-1]] or ends[-1] != size:
-        raise ParameterMismatch(f"parameter {name!r}: its optimizer slices end at {ends}, expected {size} elements")
-    return {"step": parts[0]["step"], **{key: torch.cat([part[key] for part in parts]) for key in _MOMENTS}}
+def _shape(tensor: tuple[torch.dtype | None, tuple[int, ...]] | None) -> str:
+    return "absent" if tensor is None else f"{tensor[0]} {tensor[1]}"

@@ -17,6 +17,7 @@ from torch import nn
 
 from trainer.blobs import code_tree_digest
 from trainer.encoders import InputEncoding
+from trainer.parallel.plan import ParallelPlan
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
 
 
@@ -50,6 +51,13 @@ def parameter_groups(spec: RunSpec, model: nn.Module, code_root: Path) -> list[d
     if split is None:
         return one_group(model, spec.optimizer)
     return split(model, spec.optimizer)
+
+
+def parallel_plan(spec: RunSpec, code_root: Path) -> ParallelPlan | None:
+    """How the run's model may be divided: what the factory file's `parallel_plan(options)` says; None without one."""
+    factory = load_factory(code_root, spec.model.file)
+    declare: Any = getattr(factory, "parallel_plan", None)
+    return None if declare is None else declare(dict(spec.model.options))
 
 
 def one_group(model: nn.Module, optimizer: OptimizerSpec) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from support.training_bench import AS_OF, MONTHS, TrainingBench, write_shop
 from headway.loading import DeclarationInvalid, load_pipeline
 from headway.training.plan import InputAlwaysNull, LayoutRefused, Overrides, RunPlan, SnapshotsMissing, plan_run
 from headway.training.stage import StagedCodeDiffers, stage_code
+from trainer.spec import LayoutSpec
 
 
 def plan(bench: TrainingBench, as_of: str = AS_OF, **overrides: Any) -> RunPlan:  # noqa: ANN401 - fields of Overrides
@@ -73,11 +74,60 @@ def test_refused_snapshots_are_left_out_by_name_up_to_the_declared_share(bench: 
 
 @pytest.mark.parametrize(
     ("training", "said"),
-    [({"batch": 63}, "63 rows do not divide"), ({"engine": "deepspeed", "zero": 3}, "layout.zero")],
+    [
+        ({"batch": 63}, "63 rows do not divide"),
+        ({"engine": "ddp", "zero": 3}, "layout.zero"),
+        ({"layout": "dp=2,zero=1"}, "only engine deepspeed has ZeRO stages"),
+        ({"engine": "deepspeed", "layout": "dp=2", "zero": 2}, "beside a layout"),
+        ({"layout": "dp=3"}, "3 ranks of the layout do not divide by nodes 2"),
+        ({"layout": "dp=2", "processes_per_node": 2}, "the world size is 4"),
+        ({"layout": "tp=2"}, "layout.tp 2, model.options.heads 0 do not go together.*nearest.*ddp dp=2 fp32"),
+        ({"engine": "deepspeed", "zero": 0, "precision": "bf16"}, "FP16_UnfusedOptimizer.*deepspeed dp=2,zero=1 bf16"),
+        ({"offload": "optimizer"}, "layout.offload 'optimizer', layout.engine 'ddp'"),
+        ({"activation_checkpointing": True}, "state no layers; the nearest valid choice is ddp dp=2 fp32"),
+        ({"schedule": "gpipe"}, "layout.schedule 'gpipe', layout.pp 1"),
+    ],
 )
 def test_layouts_that_cannot_run_are_refused(bench: TrainingBench, training: dict[str, Any], said: str) -> None:
     with pytest.raises(LayoutRefused, match=said):
         plan(edited(bench, **training))
+
+
+@pytest.mark.parametrize(
+    ("training", "wanted"),
+    [
+        ({"engine": "deepspeed"}, LayoutSpec(engine="deepspeed", zero=1, nodes=2, dp=2)),
+        ({"engine": "deepspeed", "zero": 3}, LayoutSpec(engine="deepspeed", zero=3, nodes=2, dp=2)),
+        ({"engine": "fsdp2"}, LayoutSpec(engine="fsdp2", nodes=2, shard=2)),
+        ({"processes_per_node": 2}, LayoutSpec(nodes=2, processes_per_node=2, dp=4)),
+        ({"layout": "dp=4"}, LayoutSpec(nodes=2, processes_per_node=2, dp=4)),
+        (
+            {"engine": "fsdp2", "layout": "dp=2,shard=2", "nodes": 1},
+            LayoutSpec(engine="fsdp2", processes_per_node=4, dp=2, shard=2),
+        ),
+        (
+            {"engine": "deepspeed", "layout": "dp=2,zero=2", "offload": "optimizer"},
+            LayoutSpec(engine="deepspeed", zero=2, nodes=2, dp=2, offload="optimizer"),
+        ),
+        ({"compile": True}, LayoutSpec(nodes=2, dp=2, compile=True)),
+    ],
+)
+def test_a_layout_is_declared_in_one_place(bench: TrainingBench, training: dict[str, Any], wanted: LayoutSpec) -> None:
+    planned = plan(edited(bench, **training))
+    assert planned.spec.layout == wanted
+    assert planned.facts.layout == wanted.to_json()
+
+
+def test_precision_is_declared_and_makes_another_run(bench: TrainingBench) -> None:
+    before = plan(bench).facts.config_digest
+    planned = plan(edited(bench, precision="bf16"))
+    assert planned.spec.precision == "bf16"
+    assert planned.facts.config_digest != before
+
+
+def test_a_launch_on_fewer_nodes_keeps_a_written_layout(bench: TrainingBench) -> None:
+    layout = plan(edited(bench, layout="dp=2"), nodes=1).spec.layout
+    assert (layout.nodes, layout.processes_per_node, layout.dp) == (1, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Folder:
 
 
 def part(step: int) -> dict[str, object]:
-    return {"step": step, "engine": {"model": {"w": torch.full((3,), float(step))}}}
+    return {"step": step, "engine": {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}}}
 
 
 @pytest.fixture
@@ -74,6 +74,8 @@ def test_newest_and_best_stay(folder: Folder) -> None:
     told = [data for kind, data in folder.events.told if kind == "checkpoint"]
     assert [(data["step"], data["kind"]) for data in told] == [(2, "last"), (4, "best"), (6, "last"), (8, "last")]
     assert told[-1]["path"] == "checkpoints/step-00000008"
+    newest = checkpoints.folder / "step-00000008"
+    assert told[-1]["bytes"] == sum((newest / name).stat().st_size for name in ("rank-0.json", "rank-0.safetensors"))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest", "no manifest"])

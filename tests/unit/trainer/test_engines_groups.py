@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from trainer.engines.base import (
     BadModel,
     ParameterMismatch,
     check_same_groups,
-    load_weights,
+    check_same_tensors,
     optimizer_groups,
-    whole_moments,
+    signature,
 )
+from trainer.pieces import PiecesMissing, box_piece, collect, flat_piece, read, step_of, whole_box, whole_weights
 from trainer.spec import OptimizerSpec
 
 SPEC = OptimizerSpec(lr=0.5, weight_decay=0.25)
@@ -72,25 +75,62 @@ def test_d05_mismatches_are_named(change: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
+def whole(weights: dict[str, Any]) -> dict[str, Any]:
+    return {name: [box_piece(w.shape, whole_box(w.shape), weight=w)] for name, w in weights.items()}
+
+
 def test_weights_of_another_shape_are_refused_by_name() -> None:
     m = model()
     other = {**m.state_dict(), "1.weight": torch.zeros(1, 4)}
+    check_same_tensors(whole(m.state_dict()), signature(m))
     with pytest.raises(ParameterMismatch, match=r"tensor '1.weight': torch.float32 \(1, 4\) in the checkpoint"):
-        load_weights(m, other)
+        check_same_tensors(whole(other), signature(m))
     with pytest.raises(ParameterMismatch, match=r"tensor '0.bias': absent in the checkpoint"):
-        load_weights(m, {k: v for k, v in m.state_dict().items() if k != "0.bias"})
+        check_same_tensors(whole({k: v for k, v in m.state_dict().items() if k != "0.bias"}), signature(m))
 
 
-def piece(start: int, values: list[float]) -> dict[str, Any]:
-    flat = torch.tensor(values)
-    return {"optimizer": {"w": {"start": start, "step": torch.tensor(3.0), "exp_avg": flat, "exp_avg_sq": flat * 2}}}
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_part_is_read_from_any_pieces(data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
+    tensor = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
+    if data.draw(st.booleans()):
+        cut = data.draw(st.integers(0, rows))
+        boxes = [[[0, cut], [0, columns]], [[cut, rows], [0, columns]]]
+        pieces = [box_piece(tensor.shape, b, exp_avg=tensor[slice(*b[0]), slice(*b[1])], step=3.0) for b in boxes]
+    else:
+        cut = data.draw(st.integers(0, tensor.numel()))
+        ranges = [(0, cut), (cut, tensor.numel())]
+        pieces = [flat_piece(tensor.shape, a, b, exp_avg=tensor.flatten()[a:b], step=3.0) for a, b in ranges]
+    box = [sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))) for n in tensor.shape]
+    for order in (pieces, pieces[::-1]):
+        part = read(order, "w", "exp_avg", box)
+        assert part is not None
+        assert torch.equal(part, tensor[slice(*box[0]), slice(*box[1])])
+    assert step_of(pieces) == 3.0
+    assert read(pieces, "w", "weight", box) is None
 
 
-def test_moments_are_put_together_from_slices_in_any_order() -> None:
-    whole = whole_moments([piece(2, [3.0]), piece(0, [1.0, 2.0])], "w", 3)
-    assert whole is not None
-    assert whole["exp_avg"].tolist() == [1.0, 2.0, 3.0]
-    assert whole["exp_avg_sq"].tolist() == [2.0, 4.0, 6.0]
-    assert whole_moments([], "w", 3) is None
-    with pytest.raises(ParameterMismatch, match="parameter 'w'"):
-        whole_moments([piece(2, [3.0]), piece(0, [1.0])], "w", 3)
+def test_pieces_that_lack_a_part_are_refused() -> None:
+    pieces = [flat_piece((2, 2), 0, 3, exp_avg=torch.zeros(3))]
+    with pytest.raises(PiecesMissing, match="parameter 'w': its pieces hold 3 elements of exp_avg, of 4"):
+        read(pieces, "w", "exp_avg", [[0, 2], [0, 2]])
+    with pytest.raises(PiecesMissing, match="parameter 'w': no piece holds its weights"):
+        whole_weights([{"pieces": {"w": pieces}}])
+
+
+def test_states_of_the_first_format_are_read() -> None:
+    """Written out as they were saved: whole weights by rank 0, moments as a flat range of each rank."""
+    weight, flat = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.arange(4.0)
+
+    def state(rank: int) -> dict[str, Any]:
+        part = flat[2 * rank : 2 * rank + 2]
+        moments = {"start": 2 * rank, "step": torch.tensor(5.0), "exp_avg": part, "exp_avg_sq": part * 2}
+        return {"model": {"w": weight} if rank == 0 else {}, "optimizer": {"w": moments}}
+
+    states = [state(0), state(1)]
+    assert torch.equal(whole_weights(states)["w"], weight)
+    parts = collect(states)["w"]
+    second = read(parts, "w", "exp_avg_sq", [[0, 2], [1, 2]])
+    assert second is not None
+    assert (second.tolist(), step_of(parts)) == ([[2.0], [6.0]], 5.0)

@@ -29,11 +29,11 @@ def test_every_epoch_takes_every_row_once_on_one_rank(plan: BatchPlan, epoch: in
         step = epoch * plan.steps_per_epoch + index
         assert plan.place(step)[0] == epoch
         real = 0
-        for rank in range(plan.world_size):
+        for rank in range(plan.data_ranks):
             batches = plan.micro_batches(order, step, rank)
             assert len(batches) == plan.accumulation
             for places, weight in batches:
-                assert len(places) == plan.global_size // (plan.world_size * plan.accumulation)
+                assert len(places) == plan.global_size // (plan.data_ranks * plan.accumulation)
                 kept = places if weight is None else places[weight == 1]
                 seen.extend(kept.tolist())
                 real += len(kept)
