@@ -94,6 +94,14 @@ def test_a_checkpoint_that_was_gone_on_from_gives_its_space_back(tmp_path: Path)
     assert warm().wait(ranks) == [0, 0]
 
 
+def test_a_loss_that_is_not_finite_keeps_what_was_good_before(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", with_options(beside("ddp"), poison=6))
+    assert finish(run, slow_s=0.3) == [ExitCode.USER_CODE, ExitCode.USER_CODE]
+    assert run.error(0)["kind"] == "LossNotFinite"
+    assert run.checkpoints()[-1] == "step-00000006"
+    assert run.events("checkpoint")[-1].data["step"] == 6
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_d13_a_slow_store_and_a_save_after_every_step(engine: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", beside(engine, checkpoint_every=1))
