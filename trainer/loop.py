@@ -173,6 +173,15 @@ class Trainer:
             DiskFull: the best step, or the last one before a stop that was asked for, could not be saved.
             PeerLost: another rank is gone.
         """
+        try:
+            self._run_steps()
+        except LossNotFinite:
+            # What was good before is kept; all ranks are here.
+            self._checkpoints.finish()
+            raise
+        return self.progress
+
+    def _run_steps(self) -> None:
         while not self.progress.finished:
             self._stop_when_asked()
             result = self._step()
@@ -183,7 +192,6 @@ class Trainer:
                 self._save("best", needed=True, at_once=finished)
             elif finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
                 self._save("last", at_once=finished)
-        return self.progress
 
     def _step(self) -> StepResult:
         step = self.progress.step
@@ -202,8 +210,6 @@ class Trainer:
         # A gradient that overflows under a scale is tried again with a lower one, as long as there is a lower one.
         bearable = math.isfinite(result.grad_norm) or (result.skipped and result.scale > 1.0)
         if not (math.isfinite(result.loss) and bearable):
-            # What was good is kept; all ranks are here.
-            self._checkpoints.finish()
             raise LossNotFinite(
                 f"the loss is not finite at step {step + 1} (epoch {epoch + 1}): loss {result.loss}, "
                 f"gradient norm {result.grad_norm}"

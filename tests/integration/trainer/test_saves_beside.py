@@ -1,5 +1,6 @@
 """Saves beside the training: killed, corrupted, slow or without space, a run reaches the bits of one left alone."""
 
+import contextlib
 import functools
 import math
 import random
@@ -61,7 +62,12 @@ def test_killed_at_any_step_it_reaches_the_same_bits(engine: str, undisturbed: U
 @pytest.mark.parametrize(("rank", "write"), [(1, 4), (0, 6)], ids=["part", "manifest"])
 def test_kill_9_during_a_save(engine: str, rank: int, write: int, undisturbed: Undisturbed, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", beside(engine))
-    assert finish(run, die={"rank": rank, "write": write})[rank] == -signal.SIGKILL
+    ranks = begin(run, die={"rank": rank, "write": write})
+    assert warm().wait(ranks[rank : rank + 1]) == [-signal.SIGKILL]
+    # As the node does; the other rank would wait for this one until the group's timeout.
+    with contextlib.suppress(ProcessLookupError):
+        ranks[1 - rank].signal(signal.SIGKILL)
+    warm().wait(ranks)
     assert run.checkpoints() == ["step-00000002", "step-00000004.1.partial"]
     assert finish(run) == [0, 0]
     assert passed_over(run) == ["step-00000004.1.partial"]
@@ -92,6 +98,14 @@ def test_a_checkpoint_that_was_gone_on_from_gives_its_space_back(tmp_path: Path)
     maps = [Path(f"/proc/{rank.pid}/maps").read_text() for rank in ranks]
     assert [line for text in maps for line in text.splitlines() if str(run.folder / "checkpoints") in line] == []
     assert warm().wait(ranks) == [0, 0]
+
+
+def test_a_loss_that_is_not_finite_keeps_what_was_good_before(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", with_options(beside("ddp"), poison=6))
+    assert finish(run, slow_s=0.3) == [ExitCode.USER_CODE, ExitCode.USER_CODE]
+    assert run.error(0)["kind"] == "LossNotFinite"
+    assert run.checkpoints()[-1] == "step-00000006"
+    assert run.events("checkpoint")[-1].data["step"] == 6
 
 
 @pytest.mark.parametrize("engine", ENGINES)
