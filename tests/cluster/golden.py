@@ -615,9 +615,13 @@ class Replay:
                 answer = self._client.send(request, self.values)
                 if request.response is not None:
                     Comparer(self.values).compare(request.response, answer.json())
+                    time.sleep(0.7)  # its pods were there when the next request was sent
             if exchange.method == "BED":
                 bed(exchange)
                 continue
+            if exchange.method == "DELETE":
+                # Controllers act on what is made, and on what is deleted first: they get the time that they had.
+                time.sleep(min((exchange.t_ms - exchanges[i - 1].t_ms) / 1000, 1.0))
             self._resolve(exchange, streams)
             if exchange.streams:
                 streams.append(Stream(self._client, exchange, self.values))

@@ -47,7 +47,10 @@ _ENDINGS += ("run_image_missing", "run_start_errors", "run_eviction")
 GROUPS = {
     "endings": Group(_ENDINGS, 4.0, together=True, paces={"-lt 4 ]": "-lt 15 ]"}),
     "real time": Group(
-        ("pod_logs", "run_restart_onfailure"), 1.0, together=True, paces={"try; sleep 1": "try; sleep .3"}
+        ("pod_logs", "run_restart_onfailure"),
+        1.0,
+        together=True,
+        paces={"try; sleep 1": "try; sleep 0", "run; sleep 1": "run; sleep 3"},
     ),
     "preemption": Group(("run_priority_preemption",), 4.0),
     "lost nodes": Group(("run_node_loss", "run_node_loss_give_up", "run_partition_heal"), 10.0),
