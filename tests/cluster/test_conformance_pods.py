@@ -3,22 +3,14 @@
 `HEADWAY_TEST_GOLDEN` names another recording of the same form.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.golden import Exchange, Values, read
+from tests.cluster.golden import Values, read, running_double
 from tests.cluster.paced import LooseClient, PacedReplay
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -84,40 +76,15 @@ BED: tuple[tuple[str, dict[str, object]], ...] = (
 RECORDED = read()
 
 
-@contextmanager
-def started(group: Group) -> Iterator[tuple[LooseClient, Callable[[Exchange], None]]]:
-    """A double of its own, and what does a BED entry to it."""
-    with tempfile.TemporaryDirectory(prefix="golden-") as name:
-        folder = Path(name)
-        faults = folder / "faults.json"
-        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
-        command += ["--fault", str(faults), "--state", str(folder / "state"), "--time-scale", str(group.scale)]
-        process = subprocess.Popen([*command, *group.arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-        def bed(exchange: Exchange) -> None:
-            content = next((content for word, content in BED if word in (exchange.note or "")), None)
-            assert content is not None, f"no rule for what the recording did to the cluster: {exchange.note}"
-            fresh = faults.with_suffix(".new")
-            fresh.write_text(json.dumps(content))
-            fresh.replace(faults)
-
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield LooseClient(folder / "kubeconfig"), bed
-        finally:
-            process.terminate()
-            process.wait(120)
-
-
 def _replayed(group: Group) -> dict[str, list[str]]:
     """What differs, by scenario."""
     shared = Values()
-    with started(group) as (client, bed):
+    with running_double(BED, "--time-scale", str(group.scale), *group.arguments) as bed:
+        client = LooseClient(bed.kubeconfig)
 
         def one(scenario: str) -> list[str]:
             values = Values() if group.together else shared
-            return list(PacedReplay(client, values, LEFT_OUT, group.paces).run(RECORDED[scenario], bed))
+            return list(PacedReplay(client, values, LEFT_OUT, group.paces).run(RECORDED[scenario], bed.do))
 
         with ThreadPoolExecutor(len(group.scenarios) if group.together else 1) as pool:
             found = dict(zip(group.scenarios, pool.map(one, group.scenarios), strict=True))
