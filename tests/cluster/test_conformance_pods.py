@@ -53,15 +53,11 @@ GROUPS = {
 
 # (scenario, number) -> why the exchange is sent, but not compared.
 LEFT_OUT: dict[tuple[str, int], str] = {
-    ("run_start_errors", 3): "a container that ends at once may be seen running or not; the recording has both",
-    (
-        "kueue_lifecycle",
-        4,
-    ): "whether a pod that is deleted at once had been started, and is said to be killed, is chance",
-    (
-        "kueue_preemption",
-        4,
-    ): "creations of two pods of one index, one after the other, are not told apart by the replay",
+    ("run_start_errors", 3): "whether a container that ends at once is seen running is chance; the recording has both",
+    ("kueue_lifecycle", 4): "events: how often Kueue says what a Workload waits for, and which of two pods that are "
+    "deleted while they start is said to be killed, depends on where its rounds fall",
+    ("kueue_preemption", 4): "events: how often Kueue says what a Workload waits for depends on where its rounds fall; "
+    "two pods of one index are told apart by their suffix alone, which the replay does not know of events",
     ("pod_logs", 39): "the recorded runtime had removed the log of the previous run already; the double keeps it",
 }
 
