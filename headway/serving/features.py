@@ -8,7 +8,7 @@ absent, and the views that could have read them are marked stale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -84,7 +84,7 @@ class ComputedRequests:
     values: pa.Table
     observed: NDArray[np.int64]
     groups: tuple[RequestGroup, ...]
-    freshness: Mapping[str, tuple[Freshness, ...]]
+    freshness: Mapping[str, Sequence[Freshness]]
 
     def __len__(self) -> int:
         return self.requests.num_rows

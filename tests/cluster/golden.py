@@ -12,9 +12,12 @@ import os
 import re
 import socket
 import ssl
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -297,6 +300,52 @@ def essence(sequence: list[tuple[str, Json]]) -> dict[str, dict[str, Json]]:
         if phase and phase not in seen["phases"]:
             seen["phases"].append(phase)
     return found
+
+
+# --- the double -----------------------------------------------------------------------------------------------
+
+
+class RunningDouble:
+    """A double that runs: its kubeconfig, and what the notes of BED entries do to it.
+
+    Attributes:
+        kubeconfig: Its kubeconfig.
+    """
+
+    def __init__(self, folder: Path, bed: Iterable[tuple[str, Json]]) -> None:
+        """See `running_double`."""
+        self.kubeconfig, self._faults, self._bed = folder / "kubeconfig", folder / "faults.json", tuple(bed)
+
+    def do(self, exchange: Exchange) -> None:
+        """What a BED entry says."""
+        note = exchange.note or ""
+        content = next((content for word, content in self._bed if word in note), None)
+        assert content is not None, f"no rule for what the recording did to the cluster: {note}"
+        fresh = self._faults.with_suffix(".new")
+        fresh.write_text(json.dumps(content))
+        fresh.replace(self._faults)
+
+
+@contextlib.contextmanager
+def running_double(bed: Iterable[tuple[str, Json]], *arguments: str) -> Iterator[RunningDouble]:
+    """A double of its own.
+
+    Args:
+        bed: Words in notes of BED entries, and the fault file that does what the note says; the first that fits counts.
+        arguments: Further arguments of the double.
+    """
+    with tempfile.TemporaryDirectory(prefix="golden-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
+        command += ["--fault", str(folder / "faults.json"), "--state", str(folder / "state"), *arguments]
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield RunningDouble(folder, bed)
+        finally:
+            process.terminate()
+            process.wait(120)
 
 
 # --- sending --------------------------------------------------------------------------------------------------
@@ -615,9 +664,13 @@ class Replay:
                 answer = self._client.send(request, self.values)
                 if request.response is not None:
                     Comparer(self.values).compare(request.response, answer.json())
+                    time.sleep(0.7)  # its pods were there when the next request was sent
             if exchange.method == "BED":
                 bed(exchange)
                 continue
+            if exchange.method == "DELETE":
+                # Controllers act on what is made, and on what is deleted first: they get the time that they had.
+                time.sleep(min((exchange.t_ms - exchanges[i - 1].t_ms) / 1000, 1.0))
             self._resolve(exchange, streams)
             if exchange.streams:
                 streams.append(Stream(self._client, exchange, self.values))

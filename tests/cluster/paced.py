@@ -23,6 +23,7 @@ _SECONDS = re.compile(r"\b\d+s$")
 _HASH = re.compile(r"\b(job-[a-z0-9-]+?)-[0-9a-f]{5}\b")
 _WORKLOAD = re.compile(r"job-(.*)-[0-9a-f]{5}")
 _STEP = re.compile(r"step \d+\n?")
+_STAMP = re.compile(r"^[0-9T:.-]{20,}Z ", re.MULTILINE)
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _BEYOND = 8
 _AT_ONCE_MS = 100
@@ -133,6 +134,30 @@ class LooseClient(Client):
         return _Answer(response.status, response.headers, json.dumps(loose(json.loads(response.data))).encode())
 
 
+def _log_differs(exchange: Exchange, actual: str, whole: list[str]) -> list[str]:
+    """What differs in a log that was read while it grew: how far it had got is chance.
+
+    Args:
+        exchange: The recorded request; its answer is the recorded log.
+        actual: The log that was read here.
+        whole: Every line of the recorded log.
+    """
+    recorded = exchange.response
+    if isinstance(recorded, list):
+        recorded = "".join(one["line"] for one in recorded)
+    old, new = (_STAMP.sub("", text).splitlines(keepends=True) for text in (recorded, actual))
+    starts = [i for i in range(len(whole) - len(new) + 1) if whole[i : i + len(new)] == new]
+    stamped = len(_STAMP.findall(actual)) == (len(new) if _STAMP.search(recorded) else 0)
+    fits = bool(starts) and stamped
+    if "tailLines" in exchange.query and not exchange.streams:
+        fits &= len(old) == len(new)
+    elif "tailLines" in exchange.query or "sinceSeconds" in exchange.query:
+        fits &= not exchange.streams or not new or new[-1] == whole[-1]
+    else:
+        fits &= new[:1] == old[:1]
+    return [] if fits else [f"log: recorded {old}, here {new}"]
+
+
 class _Answer(NamedTuple):
     status: int
     headers: Json
@@ -165,12 +190,14 @@ class PacedReplay(Replay):
         self._streams: list[Stream] = []
         self._turned: set[str] = set()
         self._paces = paces
+        self._growing: dict[str, list[str]] = {}
 
     def run(self, exchanges: list[Exchange], bed: Callable[[Exchange], None], exact: bool = False) -> Iterator[str]:
         """Replay a scenario; see `Replay.run`."""
         streams = self._streams = []
         every = [_loosened(one) for one in exchanges]
         self._keep_pace(exchanges)
+        self._growing = _growing(every)
         for number, exchange in enumerate(every):
             # What was sent right after the exchange before it is sent so here too.
             if number == 0 or exchange.t_ms - every[number - 1].t_ms > _AT_ONCE_MS or exchange.method == "BED":
@@ -218,7 +245,10 @@ class PacedReplay(Replay):
         deadline = self._deadline()
         while exchange.method == "GET" and time.monotonic() < deadline:
             trial = self.values.trial()
-            found = golden.differences_of(exchange, self._client.send(exchange, self.values), trial)
+            response = self._client.send(exchange, self.values)
+            found = golden.differences_of(exchange, response, trial)
+            if found and exchange.status == response.status == 200 and exchange.path in self._growing:
+                found = _log_differs(exchange, response.data.decode(), self._growing[exchange.path])
             if not found or self._was_so(exchange):
                 self.values.adopt(trial if not found else self.values)
                 return []
@@ -251,9 +281,14 @@ class PacedReplay(Replay):
         if (stream.exchange.scenario, stream.exchange.seq) in self._left_out:
             stream.close()
             return []
+        if stream.exchange.path in self._growing and stream.exchange.ended == "server":
+            stream.join(golden.PATIENCE_S)
+            actual = b"".join(stream.lines).decode()
+            return _log_differs(stream.exchange, actual, self._growing[stream.exchange.path])
         deadline = time.monotonic() + 1.0
         watched = stream.exchange.path.endswith(_WATCHED)
         while isinstance(stream, _LooseStream) and watched and time.monotonic() < deadline:
+            stream.end_as_recorded(self.values)
             for cut in range(min(_BEYOND, len(stream.events()))):
                 stream.cut = cut
                 trial = self.values.trial()
@@ -401,7 +436,7 @@ def _reached(wanted: Json, seen: Json) -> bool:
 class _LooseStream(Stream):
     def __init__(self, client: Client, exchange: Exchange, values: Values) -> None:
         self._parsed: list[tuple[str, Json, bool]] = []
-        self.cut = 0
+        self.cut, self._ends = 0, {}
         super().__init__(client, exchange, values)
 
     def run(self) -> None:
@@ -414,12 +449,39 @@ class _LooseStream(Stream):
         while len(self._parsed) < len(self.lines):
             entry = json.loads(self.lines[len(self._parsed)])
             self._parsed.append((entry["type"], _watched(entry["object"]), self._unrecorded(entry["object"])))
-        found = _once_each([(type_, obj) for type_, obj, skipped in self._parsed if not skipped])
+        kept = [
+            (type_, obj) for i, (type_, obj, skipped) in enumerate(self._parsed) if not skipped and self._lasts(i, obj)
+        ]
+        found = _once_each(kept)
         return found[: len(found) - self.cut] if self.cut else found
+
+    def _lasts(self, number: int, obj: Json) -> bool:
+        return number <= self._ends.get(obj["metadata"].get("uid", ""), number)
+
+    def end_as_recorded(self, values: Values) -> None:
+        """Leave out what came of an object after it was as the recording saw it last."""
+        self._ends = {}
+        last = {obj["metadata"].get("uid"): (kind, obj) for kind, obj in golden.events(self.exchange.response)}
+        for number, (_, obj, _) in enumerate(self._parsed):
+            uid = obj["metadata"].get("uid", "")
+            alike = [one for one in last.values() if golden._alike(one[1], obj)] if uid else []
+            once = len(alike) == 1 and alike[0][0] != "DELETED"
+            if once and not golden.Comparer(values.trial()).compare(alike[0][1], obj):
+                self._ends[uid] = number
 
     def _unrecorded(self, obj: Json) -> bool:
         """The recording keeps the events of an ordinary start in four scenarios only."""
         return obj.get("reason") in _ORDINARY and self.exchange.scenario not in _WITH_STARTS
+
+
+def _growing(exchanges: list[Exchange]) -> dict[str, list[str]]:
+    """By path, the lines of the logs that were followed from their start to their end."""
+    found: dict[str, list[str]] = {}
+    for one in exchanges:
+        if one.streams and one.path.endswith("/log") and one.ended == "server" and one.status == 200:
+            lines = [entry["line"] for entry in one.response]
+            found[one.path] = max(found.get(one.path, []), lines, key=len)
+    return {path: lines for path, lines in found.items() if len(lines) > 4}
 
 
 def _loosened(exchange: Exchange) -> Exchange:

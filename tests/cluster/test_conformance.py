@@ -4,20 +4,14 @@
 """
 
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.golden import Client, Exchange, Replay, Values, read
+from tests.cluster.golden import Client, Exchange, Replay, RunningDouble, Values, read, running_double
 from tests.cluster.test_conformance_pods import GROUPS
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -61,44 +55,14 @@ LEFT_OUT: dict[tuple[str, int], str] = {
 BED: tuple[tuple[str, dict[str, object]], ...] = (("compacted", {"compact": 1}),)
 
 
-@dataclass
-class Bed:
-    """A running double and its fault file."""
-
-    client: Client
-    fault_file: Path
-
-    def do(self, exchange: Exchange) -> None:
-        """What a BED entry says."""
-        note = exchange.note or ""
-        content = next((content for word, content in BED if word in note), None)
-        assert content is not None, f"no rule for what the recording did to the cluster: {note}"
-        fresh = self.fault_file.with_suffix(".new")
-        fresh.write_text(json.dumps(content))
-        fresh.replace(self.fault_file)
-
-
-@contextmanager
-def started(settings: Settings) -> Iterator[Bed]:
+def started(settings: Settings) -> AbstractContextManager[RunningDouble]:
     """A double of its own."""
-    with tempfile.TemporaryDirectory(prefix="golden-") as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
-        command += ["--fault", str(folder / "faults.json"), "--state", str(folder / "state")]
-        command += ["--nodes", str(settings.nodes), "--time-scale", str(settings.scale)]
-        command += ["--kueue"] if settings.kueue else []
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield Bed(Client(folder / "kubeconfig"), folder / "faults.json")
-        finally:
-            process.terminate()
-            process.wait(120)
+    arguments = ["--nodes", str(settings.nodes), "--time-scale", str(settings.scale)]
+    return running_double(BED, *arguments, *(["--kueue"] if settings.kueue else []))
 
 
 @pytest.fixture(scope="module")
-def api_server() -> Iterator[Bed]:
+def api_server() -> Iterator[RunningDouble]:
     """The double that scenarios without nodes share."""
     with started(Settings()) as bed:
         yield bed
@@ -138,10 +102,10 @@ UNRECORDED: dict[str, list[Exchange]] = {
 }
 
 
-def replayed(bed: Bed, scenario: str) -> list[str]:
+def replayed(bed: RunningDouble, scenario: str) -> list[str]:
     """What differs in a scenario, after the one that it continues."""
     settings, values = SCENARIOS[scenario], Values()
-    replay = Replay(bed.client, values, LEFT_OUT, UNRECORDED)
+    replay = Replay(Client(bed.kubeconfig), values, LEFT_OUT, UNRECORDED)
     found = []
     for name in filter(None, (settings.after, scenario)):
         found += list(replay.run(RECORDED[name], bed.do, SCENARIOS[name].exact))
@@ -149,7 +113,7 @@ def replayed(bed: Bed, scenario: str) -> list[str]:
 
 
 @pytest.mark.parametrize("scenario", [name for name, s in SCENARIOS.items() if not s.nodes and not s.after])
-def test_the_api_server_answers_as_recorded(api_server: Bed, scenario: str) -> None:
+def test_the_api_server_answers_as_recorded(api_server: RunningDouble, scenario: str) -> None:
     """Scenarios that need no running pod."""
     assert not replayed(api_server, scenario)
 

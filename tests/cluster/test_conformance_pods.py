@@ -3,22 +3,14 @@
 `HEADWAY_TEST_GOLDEN` names another recording of the same form.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.golden import Exchange, Values, read
+from tests.cluster.golden import Values, read, running_double
 from tests.cluster.paced import LooseClient, PacedReplay
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,10 @@ _ENDINGS += ("run_image_missing", "run_start_errors", "run_eviction")
 GROUPS = {
     "endings": Group(_ENDINGS, 4.0, together=True, paces={"-lt 4 ]": "-lt 15 ]"}),
     "real time": Group(
-        ("pod_logs", "run_restart_onfailure"), 1.0, together=True, paces={"try; sleep 1": "try; sleep .3"}
+        ("pod_logs", "run_restart_onfailure"),
+        1.0,
+        together=True,
+        paces={"try; sleep 1": "try; sleep 0", "run; sleep 1": "run; sleep 3"},
     ),
     "preemption": Group(("run_priority_preemption",), 4.0),
     "lost nodes": Group(("run_node_loss", "run_node_loss_give_up", "run_partition_heal"), 10.0),
@@ -58,15 +53,11 @@ GROUPS = {
 
 # (scenario, number) -> why the exchange is sent, but not compared.
 LEFT_OUT: dict[tuple[str, int], str] = {
-    ("run_start_errors", 3): "a container that ends at once may be seen running or not; the recording has both",
-    (
-        "kueue_lifecycle",
-        4,
-    ): "whether a pod that is deleted at once had been started, and is said to be killed, is chance",
-    (
-        "kueue_preemption",
-        4,
-    ): "creations of two pods of one index, one after the other, are not told apart by the replay",
+    ("run_start_errors", 3): "whether a container that ends at once is seen running is chance; the recording has both",
+    ("kueue_lifecycle", 4): "events: how often Kueue says what a Workload waits for, and which of two pods that are "
+    "deleted while they start is said to be killed, depends on where its rounds fall",
+    ("kueue_preemption", 4): "events: how often Kueue says what a Workload waits for depends on where its rounds fall; "
+    "two pods of one index are told apart by their suffix alone, which the replay does not know of events",
     ("pod_logs", 39): "the recorded runtime had removed the log of the previous run already; the double keeps it",
 }
 
@@ -81,40 +72,15 @@ BED: tuple[tuple[str, dict[str, object]], ...] = (
 RECORDED = read()
 
 
-@contextmanager
-def started(group: Group) -> Iterator[tuple[LooseClient, Callable[[Exchange], None]]]:
-    """A double of its own, and what does a BED entry to it."""
-    with tempfile.TemporaryDirectory(prefix="golden-") as name:
-        folder = Path(name)
-        faults = folder / "faults.json"
-        command = [sys.executable, "-m", "tests.cluster.double", "--kubeconfig", str(folder / "kubeconfig")]
-        command += ["--fault", str(faults), "--state", str(folder / "state"), "--time-scale", str(group.scale)]
-        process = subprocess.Popen([*command, *group.arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-        def bed(exchange: Exchange) -> None:
-            content = next((content for word, content in BED if word in (exchange.note or "")), None)
-            assert content is not None, f"no rule for what the recording did to the cluster: {exchange.note}"
-            fresh = faults.with_suffix(".new")
-            fresh.write_text(json.dumps(content))
-            fresh.replace(faults)
-
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield LooseClient(folder / "kubeconfig"), bed
-        finally:
-            process.terminate()
-            process.wait(120)
-
-
 def _replayed(group: Group) -> dict[str, list[str]]:
     """What differs, by scenario."""
     shared = Values()
-    with started(group) as (client, bed):
+    with running_double(BED, "--time-scale", str(group.scale), *group.arguments) as bed:
+        client = LooseClient(bed.kubeconfig)
 
         def one(scenario: str) -> list[str]:
             values = Values() if group.together else shared
-            return list(PacedReplay(client, values, LEFT_OUT, group.paces).run(RECORDED[scenario], bed))
+            return list(PacedReplay(client, values, LEFT_OUT, group.paces).run(RECORDED[scenario], bed.do))
 
         with ThreadPoolExecutor(len(group.scenarios) if group.together else 1) as pool:
             found = dict(zip(group.scenarios, pool.map(one, group.scenarios), strict=True))

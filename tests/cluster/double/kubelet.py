@@ -272,7 +272,8 @@ class PodWorker:
                 if self._stopping or self.pod["spec"]["restartPolicy"] == "Never":
                     return False
                 self._report()
-                await self._again(container)
+                if not await self._again(container):
+                    return False
             self._report()
         return not self._stopping
 
@@ -288,12 +289,15 @@ class PodWorker:
                 return
             await self._kubelet.online()
             self._report()
-            await self._again(container)
-            if self._stopping:
+            if not await self._again(container):
                 return
 
-    async def _again(self, container: Container) -> None:
-        """Wait before the next run of a container: the first comes at once, then 10 s times 2^n."""
+    async def _again(self, container: Container) -> bool:
+        """Wait before the next run of a container: the first comes at once, then 10 s times 2^n.
+
+        Returns:
+            Whether it may run; not when the pod is deleted, which is being ended then.
+        """
         if container.restarts:
             meta = self.pod["metadata"]
             about = f"{meta['name']}_{meta['namespace']}({self.uid})"
@@ -311,8 +315,11 @@ class PodWorker:
                 container.state = ended
         else:
             await self._wait_or_deleted(_SETTLE)
-        if not self._stopping and not self._deleted.is_set():
+        while self._deleted.is_set() and not self._stopping:
+            await asyncio.sleep(0.01)
+        if not self._stopping:
             container.last, container.restarts = container.state, container.restarts + 1
+        return not self._stopping
 
     async def _once(self, container: Container) -> None:
         """One run of a container, from its image to its end."""
