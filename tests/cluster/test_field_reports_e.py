@@ -89,6 +89,7 @@ def test_e05_the_budget_of_time_starts_at_the_first_step(bench: ClusterBench) ->
     bench.stepping(run_id, steps=3)
     run = bench.finished(run_id)
     assert (run.status, run.last.reason_code) == ("failed", "deadline")
+    wait_until(bench.empty, "its pods to have had their grace")
     assert_sound(bench)
 
 

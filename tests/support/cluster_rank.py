@@ -28,6 +28,7 @@ from trainer.spec import AttemptSpec, RunSpec, parse_attempt, parse_run
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 NAME = f"{os.environ['HEADWAY_ATTEMPT']}\n".encode()
 MEET_S = 120.0
+GO_ON, DONE, STOP = 0, 1, 2
 WORD = struct.Struct("!I")
 DEFAULTS: dict[str, Any] = {"steps": 6, "step_s": 0.03, "hold": False, "every": 3, "ranks": {}}
 
@@ -196,15 +197,15 @@ def train(sink: EventSink, attempt: AttemptSpec, run_dir: Path) -> bool:
     step = group.meet(saved_step(run_dir))
     if RANK == 0:
         sink.emit("metrics", {"resumed_from": step})
-    while True:
+    decided = group.meet(_wish(orders, wishes, step))
+    while decided != DONE:
         now = orders.now()
-        if step >= now["steps"] and not now["hold"]:
-            return True
         step += 1
         print(f"rank {RANK} step {step}", flush=True)
         obey(orders.mine(attempt.attempt, step))
         time.sleep(now["step_s"])
-        stop = group.meet(bool(wishes)) == 1
+        decided = group.meet(_wish(orders, wishes, step))
+        stop = decided == STOP
         sink.beat()
         if RANK == 0:
             sink.emit("step", {"step": step, "epoch": 1, "loss": 1.0 / step})
@@ -212,6 +213,15 @@ def train(sink: EventSink, attempt: AttemptSpec, run_dir: Path) -> bool:
             save(sink, run_dir, step, attempt)
         if stop:
             return False
+    return True
+
+
+def _wish(orders: Orders, wishes: list[int], step: int) -> int:
+    """What this rank wants after `step`. Rank 0 alone says when all are done: orders are read at different moments."""
+    if wishes:
+        return STOP
+    now = orders.now()
+    return DONE if RANK == 0 and step >= now["steps"] and not now["hold"] else GO_ON
 
 
 def finish(sink: EventSink, folder: Path, run: RunSpec, run_id: str) -> None:
