@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,8 +33,9 @@ from headway.training.process_table import (
     living_process,
     processes,
 )
-from headway.training.supervisor import BEAT_EVERY_S, HEARTBEAT_NAME, monotonic_us, publish
-from trainer.blobs import canonical_json, sync_folder
+from headway.training.run_files import publish, run_folder, write_once
+from headway.training.supervisor import BEAT_EVERY_S, HEARTBEAT_NAME, monotonic_us
+from trainer.blobs import canonical_json
 from trainer.events import Event, StreamBroken, last_event, node_folder, now_us, one_line, read_events, read_heartbeat
 from trainer.spec import AttemptSpec, RunSpec, SpecRefused, parse_attempt
 
@@ -48,7 +47,6 @@ STUCK_S = 30.0
 LOOK_ON_S = 1.5 * BEAT_EVERY_S
 _LOOK_EVERY_S = 0.05
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # What workers need of the starter's environment. Nothing else passes, whatever its name begins with: it may be secret.
 _PASSED = (
     "PATH",
@@ -99,9 +97,7 @@ class LocalLauncher:
         Raises:
             LaunchRefused: `run_id` is no name for a directory.
         """
-        if _RUN_ID.fullmatch(run_id) is None:
-            raise LaunchRefused(f"{run_id!r:.80} is no run id", "use the id that `headway runs` lists")
-        return self._runs_root / run_id
+        return run_folder(self._runs_root, run_id)
 
     def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
         """Return where the attempt leaves its artifact `name` (network, logistic)."""
@@ -123,8 +119,8 @@ class LocalLauncher:
             )
         folder.mkdir(parents=True, exist_ok=True)
         (self.run_dir(attempt.run_id) / "checkpoints").mkdir(exist_ok=True)
-        _write_once(self.run_dir(attempt.run_id) / "spec.json", canonical_json(spec.to_json()))
-        _write_once(folder / "attempt.json", canonical_json(attempt.to_json()))
+        write_once(self.run_dir(attempt.run_id) / "spec.json", canonical_json(spec.to_json()))
+        write_once(folder / "attempt.json", canonical_json(attempt.to_json()))
         if _was_started(folder):
             return
         if later := self._later_attempts(folder, attempt.attempt):
@@ -355,28 +351,3 @@ def _misshapen(document: object, facts: Mapping[str, tuple[type, ...]]) -> str:
         if code is not None and type(code) is not int:
             return f"exit_codes holds {code!r:.80}"
     return ""
-
-
-def _write_once(path: Path, content: bytes) -> None:
-    """Write a file that never changes; a second writer with the same content finds it done.
-
-    Raises:
-        LaunchRefused: it exists with other content.
-    """
-    if not path.exists():
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(temporary)
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
-        sync_folder(path.parent)
-    if path.read_bytes() != content:
-        raise LaunchRefused(
-            f"{path} exists with other content", "a run's spec and an attempt's never change; use a new run or attempt"
-        )

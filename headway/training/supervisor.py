@@ -37,7 +37,7 @@ from pathlib import Path
 
 from headway.training.judge import NodeEnd, bad_ends, explained, judge, said_end
 from headway.training.process_table import adopt_orphans, boot_id, kill_descendants, read_process
-from trainer.blobs import Json, canonical_json, sync_folder
+from headway.training.run_files import publish
 from trainer.events import (
     Event,
     HeartbeatFile,
@@ -278,17 +278,6 @@ class Supervisor:
 def monotonic_us() -> int:
     """Return the monotonic clock in microseconds."""
     return time.monotonic_ns() // 1000
-
-
-def publish(path: Path, document: Json) -> None:
-    """Write a JSON document so that a reader, also one after a crash, sees all of it or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(canonical_json(document))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -22,8 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from headway.training.kubernetes.observe import End, Marker, NodeFacts, PodFact
-from headway.training.launch import FactsUnreadable, LaunchRefused, Observation
-from trainer.blobs import Json, canonical_json, sync_folder
+from headway.training.launch import FactsUnreadable, Observation
+from headway.training.run_files import create, publish, write_once
+from trainer.blobs import Json, canonical_json
 from trainer.events import (
     Beat,
     Event,
@@ -118,7 +117,7 @@ class AttemptFacts:
 
     def write_marker(self, marker: Marker) -> None:
         """Keep which Job is the attempt's."""
-        _replace(self.folder / "job.json", asdict(marker))
+        publish(self.folder / "job.json", asdict(marker))
 
     def wished(self) -> bool:
         """Whether a person asked for the end."""
@@ -128,7 +127,7 @@ class AttemptFacts:
         """Keep that a person asked for the end."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.wished():
-            _replace(self.folder / "cancel", {"reason": one_line(reason), "at": now_us()})
+            publish(self.folder / "cancel", {"reason": one_line(reason), "at": now_us()})
 
     def remember(self, pod: PodFact) -> None:
         """Keep what is seen of a pod that ended or is going: it may be gone the next time."""
@@ -138,7 +137,7 @@ class AttemptFacts:
         if known == pod or (known is not None and known.ended and not pod.ended):
             return
         path.parent.mkdir(exist_ok=True)
-        _replace(path, asdict(pod))
+        publish(path, asdict(pod))
 
     def remembered(self) -> tuple[PodFact, ...]:
         """What was last seen of pods, newest start first."""
@@ -179,7 +178,7 @@ class AttemptFacts:
             "cancelled": end.cancelled,
             "reason_code": end.reason_code,
         }
-        _create(self.folder / "final.json", canonical_json(document))
+        create(self.folder / "final.json", canonical_json(document))
         stands = self.final()
         assert stands is not None
         return stands
@@ -242,19 +241,6 @@ class AttemptFacts:
         return node_folder(self.folder / "attempt.json", node) / "events.jsonl"
 
 
-def write_once(path: Path, content: bytes) -> None:
-    """Write a file that never changes; a second writer with the same content finds it done.
-
-    Raises:
-        LaunchRefused: it exists with other content.
-    """
-    _create(path, content)
-    if path.read_bytes() != content:
-        raise LaunchRefused(
-            f"{path} exists with other content", "a run's spec and an attempt's never change; use a new run or attempt"
-        )
-
-
 def _moving(paths: Mapping[int, Path]) -> set[int]:
     """Whose heartbeats go on while one looks at all of them: clocks of two machines prove nothing."""
     still = {node: read_heartbeat(path) for node, path in paths.items()}
@@ -265,34 +251,6 @@ def _moving(paths: Mapping[int, Path]) -> set[int]:
         time.sleep(_LOOK_EVERY_S)
         still = {node: first for node, first in still.items() if read_heartbeat(paths[node]) == first}
     return paths.keys() - still.keys()
-
-
-def _create(path: Path, content: bytes) -> None:
-    """Make a file with all of its content, unless it exists."""
-    if path.exists():
-        return
-    temporary = _write_beside(path, content)
-    try:
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
-
-
-def _replace(path: Path, document: Mapping[str, Json]) -> None:
-    _write_beside(path, canonical_json(dict(document))).replace(path)
-    sync_folder(path.parent)
-
-
-def _write_beside(path: Path, content: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return temporary
 
 
 def _read(path: Path) -> dict[str, Any] | None:

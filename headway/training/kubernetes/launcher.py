@@ -11,7 +11,6 @@ an attempt runs, and every end is looked up anew before it is written down.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +44,7 @@ from headway.training.kubernetes.observe import End, Marker, NodeFacts, PodFact,
 from headway.training.kubernetes.platform import Platform
 from headway.training.kubernetes.view import View, bears
 from headway.training.launch import KillFailed, LaunchError, LaunchRefused, Observation, Stray
+from headway.training.run_files import run_folder
 from trainer.events import Event, StreamBroken, now_us, read_events
 from trainer.spec import AttemptSpec, ExitCode, RunSpec
 
@@ -57,7 +57,6 @@ CATCH_UP_S = 5.0
 _AT_ONCE_S = 1
 _LOOK_EVERY_S = 0.25
 _HOSTS_AGAIN_S = 300.0
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 logger = logging.getLogger(__name__)
@@ -107,9 +106,7 @@ class KubernetesLauncher:
         Raises:
             LaunchRefused: `run_id` is no name for a directory.
         """
-        if _RUN_ID.fullmatch(run_id) is None:
-            raise LaunchRefused(f"{run_id!r:.80} is no run id", "use the id that `headway runs` lists")
-        return self._runs_root / run_id
+        return run_folder(self._runs_root, run_id)
 
     def artifact_dir(self, run_id: str, attempt: int, name: str) -> Path:
         """Return where the attempt leaves its artifact `name` (network, logistic)."""
