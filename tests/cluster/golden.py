@@ -1,4 +1,4 @@
-"""Replay of recorded Kubernetes exchanges (`shared/cases/k8s_golden.jsonl`, described in the `.md` beside it).
+"""Replay of recorded Kubernetes exchanges (`tests/cases/k8s_golden.jsonl`, or the file that HEADWAY_TEST_GOLDEN names).
 
 A scenario is sent again in the recorded order; what the recording says about uids, versions, generated names, addresses
 and tokens is mapped by value: the first time that a value appears in an answer, what the cluster under test says
@@ -27,7 +27,7 @@ import urllib3
 import yaml
 
 Json = Any
-RECORDING = Path(os.environ.get("HEADWAY_TEST_GOLDEN", "/work/shared/cases/k8s_golden.jsonl"))
+RECORDING = Path(os.environ.get("HEADWAY_TEST_GOLDEN") or Path(__file__).parents[1] / "cases" / "k8s_golden.jsonl")
 # How long to wait for what was recorded; when something differs already, the rest is only looked at.
 PATIENCE_S, HASTE_S = 120.0, 3.0
 
