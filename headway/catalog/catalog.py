@@ -54,7 +54,11 @@ class Catalog(RunCommands, RegistryCommands, MonitoringCommands):
     """
 
     def ensure_tenant(self, principal: Principal) -> None:
-        """Make the principal's tenant unless it exists."""
+        """Make the principal's tenant unless it exists; nothing waits for a writer when it does."""
+        with self.database.read(principal.tenant) as connection:
+            known = sa.select(tenant_table.c.epoch).where(tenant_table.c.tenant_id == principal.tenant)
+            if connection.execute(known).first() is not None:
+                return
 
         def effect(step: Step) -> Document:
             step.insert_once(tenant_table, created_at=step.now, created_by=principal.actor, epoch=1)

@@ -1,5 +1,6 @@
 """Fixtures of the contract suite: one cluster per test worker, one namespace and home per test."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.cluster_bench import ClusterBench, make_bench
 
-from tests.cluster.cluster_env import Cluster, Faults, given_cluster, started_double
+from tests.cluster.cluster_env import Cluster, Faults, given_cluster, started_double, wait_until
 
 # Read before the tests' own fixture takes every HEADWAY_ variable away.
 _GIVEN = {name: value for name, value in os.environ.items() if name.startswith("HEADWAY_TEST_")}
@@ -53,4 +54,14 @@ def cleaned(bench: ClusterBench) -> None:
     if bench.cluster.faults is not None:
         bench.cluster.faults.clear()
     bench.close()
-    shutil.rmtree(bench.home)
+    wait_until(lambda: _removed(bench.home), f"{bench.home} to be written to no more")
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder; False when a process of a pod that is being killed wrote into it meanwhile."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            raise
+    return not folder.exists()

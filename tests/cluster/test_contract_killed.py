@@ -63,7 +63,7 @@ def test_a_reconciler_that_slept_through_a_restart_changes_nothing(bench: Cluste
     bench.stepping(run_id)
     sleeper = start("reconcile", bench)
     wait_until(lambda: recorded_steps(bench, run_id) > 3, "the reconciler to work")
-    sleeper.signal(signal.SIGSTOP)
+    sleeper.stop(bench)
     bench.order(run_id, hold=True, ranks={"1": {"attempts": [1], "do": "kill"}})
     bench.stepping(run_id, attempt=2)
     sleeper.signal(signal.SIGCONT)

@@ -118,10 +118,11 @@ def test_e05_the_same_name_waits_until_the_old_object_is_gone(bench: ClusterBenc
 
 def test_e05_a_new_attempt_has_a_new_name_and_does_not_wait(bench: ClusterBench) -> None:
     """Attempt 1's Job cannot go (something holds it): attempt 2 runs all the same."""
-    run_id = bench.start(orders={"hold": True, "ranks": {"1": {"at": 4, "attempts": [1], "do": "kill"}}})
+    run_id = bench.start(orders={"hold": True})
     bench.stepping(run_id)
     path = bench.path("jobs", bench.job()["metadata"]["name"])
     bench.cluster.admin.send("PATCH", path, {"metadata": {"finalizers": ["headway.test/held"]}})
+    bench.order(run_id, hold=True, ranks={"1": {"attempts": [1], "do": "kill"}})
     bench.stepping(run_id, attempt=2)
     assert len({job["metadata"]["name"] for job in bench.things("jobs")}) == 2
     bench.cluster.admin.send("PATCH", path, {"metadata": {"finalizers": None}})

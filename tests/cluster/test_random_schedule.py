@@ -132,7 +132,7 @@ class Schedule:
         """Stop a process of ours: it will go on later with what it knew then."""
         if self.children:
             role = self.random.choice(sorted(self.children))
-            self.children[role].signal(signal.SIGSTOP)
+            self.children[role].stop(self.bench)
             self.frozen.add(role)
 
     def thaw(self) -> None:

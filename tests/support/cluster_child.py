@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,7 +26,7 @@ from headway.errors import HeadwayError
 from headway.training.follow import Follower, follow
 from headway.training.process_table import read_process
 from headway.training.reconcile import Reconciler
-from tests.cluster.cluster_env import ROOT, Admin, Cluster
+from tests.cluster.cluster_env import ROOT, Admin, Cluster, wait_until
 
 # What the platform imports when it is first used.
 _LAZY = ("headway.catalog.catalog", "headway.catalog.migrate", "headway.artifacts.store", "psycopg", "alembic")
@@ -60,6 +62,23 @@ class Child:
         """Send it a signal, unless it has ended."""
         if self.alive():
             os.kill(self.pid, number)
+
+    def stop(self, bench: ClusterBench) -> None:
+        """SIGSTOP it, at a moment when it does not hold the catalog: SQLite would let nobody else write."""
+        wait_until(lambda: self._stopped(bench), "a moment without a transaction")
+
+    def _stopped(self, bench: ClusterBench) -> bool:
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: (found := read_process(self.pid)) is None or found.state in "TZX", "the stop")
+        if bench.database_url or not self.alive():
+            return True
+        with closing(sqlite3.connect(bench.home / "catalog.db", timeout=0.2, isolation_level=None)) as catalog:
+            try:
+                catalog.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                self.signal(signal.SIGCONT)
+                return False
+        return True
 
     def join(self, limit_s: float = 120.0) -> bool:
         """Wait for its end; whether it came in time."""

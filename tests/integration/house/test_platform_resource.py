@@ -37,7 +37,7 @@ def test_the_database_url_is_no_resource_configuration() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="HEADWAY_PROFILE is 'moon'; choose one of: local"):
+    with pytest.raises(SettingError, match="HEADWAY_PROFILE is 'moon'; choose one of: cluster, local"):
         resources_for(load_settings({"HEADWAY_PROFILE": "moon"}))
 
 
