@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import dagster as dg
 
+from assets.automation import build_nightly
 from assets.dataset_version import build_dataset_version
 from assets.drift_report import build_drift_report
 from assets.feature_snapshot import build_feature_snapshot
@@ -19,7 +20,7 @@ from assets.quality_report import build_quality_report
 from assets.training_run import build_training_run
 from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
-from headway.loading import from_spec
+from headway.loading import Pipeline, from_spec
 
 
 class PipelineScaffolder(dg.Scaffolder[Any]):
@@ -55,18 +56,25 @@ class ModelPipeline(dg.Component):
         folder = Path(context.path)
         pipeline = from_spec(self.spec, folder)
         check_suites(pipeline)
-        stages = [build_dataset_version(pipeline, source) for source in self.spec.sources]
-        stages.append(build_feature_snapshot(pipeline))
-        if self.spec.training is not None:
-            stages += [build_training_run(pipeline), build_model_version(pipeline)]
-        if self.spec.serving is not None:
-            stages.append(build_online_features(pipeline))
-        if self.spec.monitoring is not None:
-            stages += [build_predictions(pipeline), build_labels(pipeline)]
-            stages += [build_quality_report(pipeline), build_drift_report(pipeline)]
-        declared = dg.Definitions(assets=stages)
+        declared = declared_defs(pipeline)
         extra = [_extra(context, file) for file in sorted((folder / "extra").glob("*.py")) if file.stem != "__init__"]
         return dg.Definitions.merge(declared, *extra)
+
+
+def declared_defs(pipeline: Pipeline) -> dg.Definitions:
+    """Every declared stage of a pipeline as an ordinary asset, and its nightly schedule."""
+    spec = pipeline.spec
+    stages = [build_dataset_version(pipeline, source) for source in spec.sources]
+    stages.append(build_feature_snapshot(pipeline))
+    if spec.training is not None:
+        stages += [build_training_run(pipeline), build_model_version(pipeline)]
+    if spec.serving is not None:
+        stages.append(build_online_features(pipeline))
+    if spec.monitoring is not None:
+        stages += [build_predictions(pipeline), build_labels(pipeline)]
+        stages += [build_quality_report(pipeline), build_drift_report(pipeline)]
+    nightly = build_nightly(pipeline)
+    return dg.Definitions(assets=stages, schedules=[] if nightly is None else [nightly])
 
 
 def _extra(context: dg.ComponentLoadContext, file: Path) -> dg.Definitions:

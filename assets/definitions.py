@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.automation import reconcile_training
+from assets.automation import build_follow_updates, reconcile_training
 from assets.executor import executor_for
 from assets.retraining import build_retrain_on_drift
 from headway.home import load_settings
@@ -24,7 +24,7 @@ def defs() -> dg.Definitions:
     """All pipelines with the resources of the profile in force."""
     refuse_misplaced_models(ROOT / "pipelines")
     declared = dg.load_from_defs_folder(path_within_project=ROOT / "assets")
-    sensors = [reconcile_training, build_retrain_on_drift(ROOT / "pipelines")]
+    sensors = [reconcile_training, build_retrain_on_drift(ROOT / "pipelines"), build_follow_updates()]
     executor = executor_for(load_settings())
     platform = dg.Definitions(resources=resources_for(), sensors=sensors, executor=executor)
     return dg.Definitions.merge(declared, platform)

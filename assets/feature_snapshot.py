@@ -18,6 +18,12 @@ from resources.platform import Platform
 if TYPE_CHECKING:
     from headway.features.snapshot import SnapshotOutcome
 
+# Not only the latest partition, as `eager()` would: a repaired old day mends the snapshots that reach back to it.
+FOLLOWS_SOURCES = (
+    dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window())
+    & dg.AutomationCondition.all_deps_blocking_checks_passed()
+)
+
 CHECKS = {
     "leakage_proof": "Stored times satisfy visibility, and hiding or poisoning what must be invisible changes nothing.",
     "watermark": "Sources are not behind the observations by more than the allowed lateness.",
@@ -48,7 +54,7 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
         partitions_def=partitions_definition(partition),
         backfill_policy=backfill_policy_for(load_settings()),
         deps=[dg.AssetDep(k, partition_mapping=snapshot_dependency(spec, s)) for s, k in source_keys.items()],
-        automation_condition=dg.AutomationCondition.eager() & dg.AutomationCondition.all_deps_blocking_checks_passed(),
+        automation_condition=FOLLOWS_SOURCES,
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
