@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,17 +28,25 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Go on until SIGTERM, with so many seconds between two looks: what a cluster's reconciler runs.",
 )
+@click.option(
+    "--alive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --watch: a file that is touched after each look, for a liveness probe to see how old it is.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (one per look with --watch).")
 @click.pass_obj
-def command(settings: Settings, dry_run: bool, watch: float | None, as_json: bool) -> None:
+def command(settings: Settings, dry_run: bool, watch: float | None, alive: Path | None, as_json: bool) -> None:
     """Bring training attempts and what runs of them together: start, adopt, finish, restart, end strays.
 
     Safe at any time and from several places at once; Dagster's daemon does the same every half minute. Exits 1 when
     something could not be brought together.
     """
     if watch is not None:
-        _watch(settings, watch, dry_run, as_json)
+        _watch(settings, watch, dry_run, as_json, alive)
         return
+    if alive is not None:
+        raise click.UsageError("--alive is for --watch: one look needs no probe")
     with _launcher(settings) as launcher:
         actions = _once(settings, launcher, dry_run)
     _print(actions, dry_run, as_json)
@@ -47,7 +56,7 @@ def command(settings: Settings, dry_run: bool, watch: float | None, as_json: boo
         raise SystemExit(1)
 
 
-def _watch(settings: Settings, every_s: float, dry_run: bool, as_json: bool) -> None:
+def _watch(settings: Settings, every_s: float, dry_run: bool, as_json: bool, alive: Path | None) -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -59,6 +68,8 @@ def _watch(settings: Settings, every_s: float, dry_run: bool, as_json: bool) -> 
             except HeadwayError as error:
                 # The database or the home is away: the next look finds out whether it is back.
                 click.echo(str(error), err=True)
+            if alive is not None:
+                alive.touch()
             ended.wait(every_s)
 
 

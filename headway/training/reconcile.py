@@ -189,6 +189,9 @@ class Reconciler:
             never = Verdict("cancelled", "cancelled before it started", "cancelled")
             yield from self._finish(run, attempt, never, seen, None)
             return
+        if attempt.state == "running" and not (runs := self._launcher.run_dir(run.run_id).parent).is_dir():
+            # An empty mount point says nothing about an attempt.
+            raise LauncherUnavailable(f"{runs} is not there", "mount the volume of HEADWAY_HOME; nothing was concluded")
         if attempt.state == "running" and not seen.supervisor_alive:
             # It was there, and nothing that it wrote is: starting it again would run it twice.
             yield from self._kill(attempt, "its files are gone: ending what is left of it")

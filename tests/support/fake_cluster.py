@@ -66,6 +66,7 @@ class FakeCluster:
 
     def __init__(self, namespace: str = "headway") -> None:
         self.namespace = namespace
+        self.ahead_us = 0
         self.objects: dict[tuple[str, str], Document] = {}
         self.history: list[tuple[int, str, str, Document]] = []
         self.calls: list[tuple[str, str]] = []

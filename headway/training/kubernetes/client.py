@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, urlencode
 
@@ -29,6 +30,7 @@ WATCH_S = 30
 _WATCH_MARGIN_S = 15.0
 _PAUSES_S = (0.2, 0.5, 1.0)
 _LONGEST_RETRY_AFTER_S = 5.0
+_SAME_TIME_S = 2.0
 _PAGE = 500
 
 Document = dict[str, Any]
@@ -141,6 +143,11 @@ class Cluster(Protocol):
 
     namespace: str
 
+    @property
+    def ahead_us(self) -> int:
+        """Microseconds that the API server's clock is ahead of ours, as its newest answer showed."""
+        ...
+
     def in_namespace(self, namespace: str) -> Cluster:
         """The same API server, seen from another namespace."""
         ...
@@ -190,6 +197,12 @@ class ClusterClient:
         self._context = context
         self._kubeconfig = os.environ.get("KUBECONFIG")
         self._connected: ApiClient | None = None
+        self._ahead_us = 0
+
+    @property
+    def ahead_us(self) -> int:
+        """Microseconds that the API server's clock is ahead of ours; less than a second either way counts as none."""
+        return self._ahead_us
 
     def in_namespace(self, namespace: str) -> ClusterClient:
         """Return a client of the same API server for another namespace."""
@@ -388,6 +401,7 @@ class ClusterClient:
                 retries=False,
                 preload_content=whole,
             )
+            self._compare_clocks(response.headers.get("Date"))
             if 200 <= response.status < 300:
                 return response
             status = _status(response.data)
@@ -399,6 +413,15 @@ class ClusterClient:
         if isinstance(fault, ClusterUnreachable):
             raise _Passing(fault, min(_seconds(response.headers.get("Retry-After")), _LONGEST_RETRY_AFTER_S)) from None
         raise fault
+
+    def _compare_clocks(self, date: str | None) -> None:
+        """Take the server's time from its answer; it tells whole seconds, and the answer was a while on its way."""
+        try:
+            ahead_s = parsedate_to_datetime(date or "").timestamp() - time.time()
+        except ValueError:
+            # Not every proxy sends one.
+            return
+        self._ahead_us = int(ahead_s * 1_000_000) if abs(ahead_s) > _SAME_TIME_S else 0
 
     def _open(self, method: str, path: str, *, query: Mapping[str, Any], read_s: float) -> BaseHTTPResponse:
         try:

@@ -19,11 +19,13 @@ from typing import Any
 
 from headway.training.attempt import Accelerator
 from headway.training.kubernetes import observe
+from headway.training.kubernetes.blame import in_settings
 from headway.training.kubernetes.client import (
     Cluster,
     ClusterUnreachable,
     Document,
     Forbidden,
+    ManifestRefused,
     ObjectConflict,
     ObjectMissing,
 )
@@ -57,6 +59,8 @@ CATCH_UP_S = 5.0
 _AT_ONCE_S = 1
 _LOOK_EVERY_S = 0.25
 _HOSTS_AGAIN_S = 300.0
+# Why an attempt waits changes slowly, and whoever follows it looks three times a second.
+_WHY_AGAIN_S = 2.0
 _JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 logger = logging.getLogger(__name__)
@@ -99,6 +103,7 @@ class KubernetesLauncher:
         self._heard = Heard()
         self._first_steps: dict[Path, int] = {}
         self._hosts_unreadable_s: float | None = None
+        self._asked: dict[tuple[str, str], tuple[float, list[Document]]] = {}
 
     def run_dir(self, run_id: str) -> Path:
         """Return the run's directory.
@@ -316,6 +321,8 @@ class KubernetesLauncher:
         while True:
             try:
                 return self._cluster.create(resource, body)
+            except ManifestRefused as refused:
+                raise ManifestRefused(in_settings(refused.message), refused.remedy) from refused
             except ObjectConflict as conflict:
                 found = self._found(resource, name)
                 if found is not None and ours(found):
@@ -347,13 +354,14 @@ class KubernetesLauncher:
             attempt,
             spec,
             now_us(),
+            ahead_us=self._cluster.ahead_us,
             job=job,
             marker=marker,
             pods=known,
             remembered=facts.remembered(),
             nodes=nodes,
             workload=workload,
-            events=self._events(job, workload, living),
+            events=self._events(job, workload, living, fresh=fresh),
             hosts=self._hosts(living, nodes, watched),
             wished=facts.wished(),
         )
@@ -398,26 +406,42 @@ class KubernetesLauncher:
         if self._platform.queue is None or job is None or not (fresh or job["spec"].get("suspend")):
             return None
         try:
-            found = self._cluster.list("workloads", labels=f"{_JOB_UID_LABEL}={job['metadata']['uid']}").items
+            selected = f"{_JOB_UID_LABEL}={job['metadata']['uid']}"
+            found = self._now_and_then("workloads", selected, labels=selected, fresh=fresh)
         except ObjectMissing:
             return None
         return found[0] if found else None
 
-    def _events(self, job: Document | None, workload: Document | None, living: Sequence[PodFact]) -> list[Document]:
+    def _events(
+        self, job: Document | None, workload: Document | None, living: Sequence[PodFact], *, fresh: bool
+    ) -> list[Document]:
         """Events, where nothing else says why an attempt does not start."""
         if job is None:
             return []
         name = job["metadata"]["name"]
         if job["spec"].get("suspend"):
             unknown = self._platform.queue is not None and workload is None
-            return self._events_of(name) if unknown else []
+            return self._events_of(name, fresh=fresh) if unknown else []
         if not living:
-            return [] if observe.terminal(job) else self._events_of(name)
+            return [] if observe.terminal(job) else self._events_of(name, fresh=fresh)
         creating = [pod for pod in living if pod.waiting_reason == "ContainerCreating"]
-        return [event for pod in creating for event in self._events_of(pod.name)]
+        return [event for pod in creating for event in self._events_of(pod.name, fresh=fresh)]
 
-    def _events_of(self, name: str) -> list[Document]:
-        return self._cluster.list("events", fields=f"involvedObject.name={name}").items
+    def _events_of(self, name: str, *, fresh: bool) -> list[Document]:
+        return self._now_and_then("events", name, fields=f"involvedObject.name={name}", fresh=fresh)
+
+    def _now_and_then(
+        self, resource: str, key: str, *, labels: str = "", fields: str = "", fresh: bool
+    ) -> list[Document]:
+        """List what explains a wait; unless `fresh`, an answer of a moment ago will do."""
+        then = self._asked.get((resource, key))
+        now = time.monotonic()
+        if not fresh and then is not None and now - then[0] < _WHY_AGAIN_S:
+            return then[1]
+        self._asked = {which: kept for which, kept in self._asked.items() if now - kept[0] < _WHY_AGAIN_S}
+        found = self._cluster.list(resource, labels=labels, fields=fields).items
+        self._asked[resource, key] = (now, found)
+        return found
 
     def _hosts(
         self, living: Sequence[PodFact], nodes: Sequence[NodeFacts], watched: Mapping[int, float]

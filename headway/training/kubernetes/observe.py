@@ -124,8 +124,9 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Sight:
-    """Everything that is known of one attempt at `now` (microseconds UTC).
+    """Everything that is known of one attempt at `now` (microseconds UTC, by our clock).
 
+    `ahead_us`: how far the API server's clock is ahead of ours; what it wrote is compared with its own time.
     `pods` are those that the API shows, `remembered` what was last seen of those that are gone. `hosts` says of each
     host whether it is ready; None where hosts may not be read. `wished`: a person asked for the end.
     """
@@ -133,6 +134,7 @@ class Sight:
     attempt: AttemptSpec
     spec: RunSpec
     now: int
+    ahead_us: int = 0
     job: Mapping[str, Any] | None = None
     marker: Marker | None = None
     pods: tuple[PodFact, ...] = ()
@@ -142,6 +144,11 @@ class Sight:
     events: Sequence[Mapping[str, Any]] = ()
     hosts: Mapping[str, bool] | None = None
     wished: bool = False
+
+    @property
+    def server_now(self) -> int:
+        """The time by the API server's clock."""
+        return self.now + self.ahead_us
 
     @property
     def begun(self) -> bool:
@@ -290,7 +297,7 @@ def _is_lost(pod: PodFact, sight: Sight, platform: Platform) -> bool:
     """Whether the pod is being deleted and nobody is there to do it."""
     if pod.deletion_asked_at is None or pod.deleted_at is None or not pod.host:
         return False
-    asked_s, past_s = (sight.now - pod.deletion_asked_at) / 1e6, (sight.now - pod.deleted_at) / 1e6
+    asked_s, past_s = ((sight.server_now - at) / 1e6 for at in (pod.deletion_asked_at, pod.deleted_at))
     if sight.hosts is not None and not sight.hosts.get(pod.host, False):
         return asked_s >= min(pod.grace_s, UNHEARD_S)
     if sight.hosts is None and _silence(sight, pod.index) > platform.node_lost_after_s:
@@ -316,7 +323,7 @@ def _hung(sight: Sight) -> End | None:
             continue
         silent = facts.silent_s
         if silent is None and pod.started_at is not None:
-            silent = (sight.now - pod.started_at) / 1e6 - START_PENDING_S
+            silent = (sight.server_now - pod.started_at) / 1e6 - START_PENDING_S
         if silent is not None and silent > limit:
             words = f"node {pod.index} did not answer for {silent:.0f} s, and its pod runs on host {pod.host}"
             return _give_up(sight, "hung", ExitCode.HUNG, words, pod.index)
@@ -348,7 +355,7 @@ def _pending_too_long(sight: Sight, platform: Platform) -> End | None:
         code, words = _trouble(pod, sight.events)
         since = pod.created_at if code == "unschedulable" else pod.scheduled_at or pod.created_at
         limit = platform.max_pending_s if code == "unschedulable" else platform.max_pending_s or START_PENDING_S
-        if not code or since is None or limit is None or sight.now - since <= limit * 1_000_000:
+        if not code or since is None or limit is None or sight.server_now - since <= limit * 1_000_000:
             continue
         reason = "never_started" if code == "unschedulable" else code
         return _give_up(sight, reason, ExitCode.LOST_PEER, f"for {limit:.0f} s: {words}", pod.index)
@@ -363,7 +370,7 @@ def _podless_too_long(sight: Sight, platform: Platform, job: Mapping[str, Any]) 
     limit = platform.max_pending_s if full else platform.max_pending_s or START_PENDING_S
     if sight.pods or sight.begun or not refused or since is None or limit is None or job["spec"].get("suspend"):
         return None
-    if sight.now - since <= limit * 1_000_000:
+    if sight.server_now - since <= limit * 1_000_000:
         return None
     reason = "never_started" if full else "config_error"
     return _give_up(sight, reason, ExitCode.LOST_PEER, f"for {limit:.0f} s no pod could be made: {refused[-1]}")

@@ -4,6 +4,7 @@ The launcher is a double at the outer boundary: what a cluster answers here is t
 """
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -221,6 +222,16 @@ def test_an_unfinished_submission_of_a_running_attempt_is_finished_and_not_ended
     assert look(services, launcher, run_id, ABSENT).attempts[0].reason_code == "lost"
 
 
+def test_a_home_that_is_not_mounted_ends_no_attempt(services: Services, launcher: Scripted, run_id: str) -> None:
+    look(services, launcher, run_id, Observation("running"))
+    shutil.rmtree(launcher.root)
+    launcher.looks = [ABSENT]
+    (action,) = Reconciler(services, launcher).run(run_id)
+    assert (action.kind, "is not there" in action.detail) == ("unavailable", True)
+    assert services.catalog.run(services.principal, run_id).last.state == "running"
+    assert [asked for asked in launcher.asked if "kill" in asked] == []
+
+
 def test_a_stray_that_cannot_be_ended_keeps_no_other_alive(services: Services, launcher: Scripted, run_id: str) -> None:
     launcher.looks = [Observation("running")]
     launcher.left, launcher.immortal = [(run_id, 7, "Pod x"), (run_id, 8, "Pod y")], 7
@@ -257,7 +268,8 @@ def test_looking_again_and_again_keeps_one_launcher_that_follows_meanwhile(
     monkeypatch.setattr("headway.training.launchers.launcher_for", lambda _: made.append(launcher) or launcher)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert bench.run("reconcile", "--watch", "1").exit_code == 0
+        assert bench.run("reconcile", "--watch", "1", "--alive", str(launcher.root / "alive")).exit_code == 0
+        assert (launcher.root / "alive").exists()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -284,3 +286,16 @@ def test_who_waits_for_a_slow_server_is_not_kept_for_minutes(
     with pytest.raises(LauncherUnavailable):
         client.get("jobs", "x")
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 0, 3600])
+def test_how_far_the_clocks_are_apart_is_read_from_an_answer(
+    server: Server, client: ClusterClient, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    ours = SimpleNamespace(time=lambda: time.time() - ahead_s, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(calling, "time", ours)
+    server.answers = [Answer(200, {"metadata": {}})]
+    client.get("jobs", "x")
+    # The answer says when it was made, in whole seconds.
+    assert abs(client.ahead_us - ahead_s * 1_000_000) < 30_000_000
+    assert (client.ahead_us == 0) == (ahead_s == 0)

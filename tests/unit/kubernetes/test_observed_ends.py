@@ -171,6 +171,15 @@ def test_lost_node_where_hosts_may_not_be_read() -> None:
     assert end_of(later).reason_code == "node_lost"
 
 
+def test_the_grace_of_a_deletion_is_counted_by_the_clock_that_wrote_it() -> None:
+    """Our clock is an hour ahead of the API server's, or behind it: the same is concluded."""
+    saving = seen("node_lost", (working(0), working(1)), hosts={"n1": True, "n2": True})
+    lost = replace(saving, now=saving.now + 200 * S)
+    for ahead in (0, 3600 * S, -3600 * S):
+        assert alive(replace(saving, now=saving.now - ahead, ahead_us=ahead)).waiting is not None
+        assert end_of(replace(lost, now=lost.now - ahead, ahead_us=ahead)).reason_code == "node_lost"
+
+
 def test_a_stop_with_all_its_grace_is_not_a_lost_node() -> None:
     """Hosts are ready, and the grace is not over: ranks save."""
     sight = seen("node_lost", (working(0), working(1)), hosts={"n1": True, "n2": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from support.seen_attempts import PLATFORM, QUEUE, platform_with
 from support.toy_attempts import toy_attempt, toy_spec
 
+from headway.training.kubernetes.blame import setting_of
 from headway.training.kubernetes.manifest import Rendered, owned_by, render
 from headway.training.kubernetes.names import names_of
 from headway.training.kubernetes.platform import Gpu, Platform, SecretVariable, Topology, Volume
@@ -136,3 +138,32 @@ def test_e05_another_attempt_is_another_job() -> None:
     one, two = rendered(attempt=1, token=1), rendered(attempt=2, token=2)
     assert one.job["metadata"]["name"] != two.job["metadata"]["name"]
     assert two.job["metadata"]["labels"]["headway.dev/token"] == "2"
+
+
+# What a user cannot set: the protocol of the launcher.
+OURS = ("apiVersion", "kind", "spec.suspend", "spec.podFailurePolicy", "spec.podReplacementPolicy", "spec.clusterIP")
+OURS += ("spec.publishNotReadyAddresses", "spec.selector", "spec.template.metadata", "spec.template.spec.subdomain")
+OURS += ("spec.template.spec.restartPolicy", "spec.template.spec.enableServiceLinks", "spec.template.spec.auto")
+OURS += ("spec.template.spec.securityContext.runAsNonRoot", "spec.template.spec.securityContext.seccomp")
+OURS += ("spec.template.spec.containers[0].name", "spec.template.spec.containers[0].args")
+
+
+def leaves(node: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401
+    """The paths of a document as an API server writes them."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path
+
+
+def test_every_field_is_blamed_on_the_setting_that_makes_it() -> None:
+    places = [path for document in rendered(RICH) for path in leaves(document)]
+    assert [path for path in places if not setting_of(path) and not path.startswith(OURS)] == []
+    assert [path for path in places if setting_of(path) and path.startswith(OURS)] == []
+    fields = {name for path in places for name in setting_of(path).removeprefix("profile: ").split(" or ")}
+    for name in ("image", "cpu", "memory", "shared_memory", "queue.local_queue", "secret_environment", "grace_s"):
+        assert name in fields

@@ -16,7 +16,7 @@ from support.toy_attempts import RUN_ID, toy_attempt, toy_spec
 
 from headway.training.kubernetes import facts as recording
 from headway.training.kubernetes import launcher as launching
-from headway.training.kubernetes.client import ClusterUnreachable, ObjectConflict
+from headway.training.kubernetes.client import ClusterUnreachable, ManifestRefused, ObjectConflict
 from headway.training.kubernetes.launcher import KubernetesLauncher
 from headway.training.kubernetes.names import INDEX_LABEL
 from headway.training.kubernetes.platform import Platform, Queue, example
@@ -139,6 +139,25 @@ def test_a_queue_starts_the_job_itself(bench: Bench) -> None:
     assert bench.job()["spec"]["suspend"] is True
     assert bench.cluster.counted("patch", "jobs") == 0
     assert bench.job()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+
+
+def test_who_follows_a_job_in_a_queue_asks_for_its_workload_now_and_then(bench: Bench) -> None:
+    bench.changes["queue"] = Queue(local_queue="team")
+    bench.submit()
+    launcher = bench.launcher()
+    for _ in range(20):
+        assert launcher.observe(RUN_ID, 1).state == "starting"
+    assert bench.cluster.counted("list", "workloads") <= 2
+
+
+def test_a_refused_field_is_told_with_the_setting_that_made_it(bench: Bench) -> None:
+    bench.cluster.faults = [ManifestRefused("spec.template.spec.priorityClassName: no such class\nspec.x: odd", "")]
+    with pytest.raises(ManifestRefused) as refused:
+        bench.submit()
+    assert refused.value.message.splitlines() == [
+        "spec.template.spec.priorityClassName: no such class [profile: priority_class]",
+        "spec.x: odd",
+    ]
 
 
 @pytest.mark.parametrize("queued", [False, True])
