@@ -21,6 +21,7 @@ from tests.cluster.double.logs import ContainerLog
 from tests.cluster.double.quantity import number
 from tests.cluster.double.store import Object
 
+_IMAGE = sorted({Path(sys.prefix), Path(sys.base_prefix)})
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # `unshare --fork` (util-linux 2.38) reports a child that was killed by SIGKILL as exit 1; a shell reports 137.
@@ -57,8 +58,11 @@ class Mount:
     read_only: bool = False
 
     def script(self) -> str:
-        """The lines that mount it."""
+        """The lines that mount it; the interpreter, which is the image here, stays visible below it."""
         lines = f"mount --rbind {_quote(str(self.source))} {_quote(self.target)}\n"
+        for part in (part for part in _IMAGE if part.is_relative_to(self.target)):
+            place = _quote(str(part))
+            lines = f"exec 8<{place}\n{lines}mkdir -p {place}\nmount -c --rbind /proc/self/fd/8 {place}\nexec 8<&-\n"
         return lines + (f"mount -o remount,bind,ro {_quote(self.target)}\n" if self.read_only else "")
 
 
