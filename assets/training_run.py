@@ -172,7 +172,12 @@ def _report(platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: s
         reason = run.attempts[-1].reason
         raise dg.Failure(
             f"run {run.run_id} is {run.status}: {reason}",
-            metadata={"run_id": run.run_id, "attempts": len(run.attempts), "logs": _command(f"runs logs {run.run_id}")},
+            metadata={
+                "run_id": run.run_id,
+                "attempts": len(run.attempts),
+                "reason_code": run.last.reason_code or run.status,
+                "logs": _command(f"runs logs {run.run_id}"),
+            },
             allow_retries=False,
         )
     from headway.training.describe import loss_curve, non_finite
