@@ -11,7 +11,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from enum import IntEnum
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -200,7 +201,8 @@ class LayoutSpec:
     `dp` replicates, `shard` divides parameters, gradients and moments (FSDP2), `tp` divides matrices, `pp` layers,
     `sp` the sequence, `ep` experts. `zero` is DeepSpeed's stage, 0 with the other engines. `schedule` is the order of
     the micro-batches in a pipeline. `offload` keeps the optimizer, or the parameters with it, in host memory.
-    `activation_checkpointing` computes the blocks' activations again in the backward pass.
+    `activation_checkpointing` computes the blocks' activations again in the backward pass. `min_nodes` is how few nodes
+    an attempt may have after infrastructure took some away; 0: always `nodes`.
 
     What an engine supports stands in `trainer.layouts`; here is only what makes no sense with any.
     """
@@ -219,10 +221,11 @@ class LayoutSpec:
     offload: Offload = field(default="", metadata=_LATER)
     activation_checkpointing: bool = field(default=False, metadata=_LATER)
     compile: bool = field(default=False, metadata=_LATER)
+    min_nodes: int = field(default=0, metadata=_LATER)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole run."""
+        """Ranks of the whole run, on all of its nodes."""
         return self.nodes * self.processes_per_node
 
     @property
@@ -241,6 +244,8 @@ class LayoutSpec:
         for name in ("nodes", "processes_per_node", *DEGREES):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"layout.{name}", f"{getattr(self, name)} is less than 1")
+        if not 0 <= self.min_nodes <= self.nodes:
+            raise SpecRefused("layout.min_nodes", f"{self.min_nodes} is not from 1 to the {self.nodes} nodes")
         if self.world_size > MOST_RANKS:
             raise SpecRefused("layout.nodes", f"{self.world_size} ranks are more than {MOST_RANKS}")
         product = degree_product(self)
@@ -258,6 +263,28 @@ class LayoutSpec:
 def degree_product(layout: LayoutSpec) -> int:
     """The ranks that a layout's six degrees ask for."""
     return math.prod(getattr(layout, name) for name in DEGREES)
+
+
+def layout_on(layout: LayoutSpec, nodes: int) -> LayoutSpec:
+    """The layout of an attempt on `nodes` nodes: fewer replicas (dp), or fewer shards where dp does not divide.
+
+    What one rank holds of a layer, stage, sequence or expert stays as it is; so does the ZeRO stage.
+
+    Raises:
+        SpecRefused: the run may not have so many nodes, or neither dp nor shard divides by them.
+    """
+    fewest = layout.min_nodes or layout.nodes
+    if not fewest <= nodes <= layout.nodes:
+        raise SpecRefused("layout.nodes", f"{nodes} is not from {fewest} to {layout.nodes}")
+    for name in ("dp", "shard"):
+        degree, rest = divmod(getattr(layout, name) * nodes, layout.nodes)
+        if degree and not rest:
+            changed: dict[str, Any] = {name: degree}
+            return replace(layout, nodes=nodes, min_nodes=0, **changed)
+    raise SpecRefused(
+        "layout.min_nodes",
+        f"neither dp {layout.dp} nor shard {layout.shard} goes from {layout.nodes} nodes to {nodes} in whole numbers",
+    )
 
 
 def parse_layout(engine: str, text: str, nodes: int | None = None, processes_per_node: int | None = None) -> LayoutSpec:
@@ -432,6 +459,27 @@ class RunSpec:
         """The digest of the canonical JSON."""
         return digest_bytes(canonical_json(self.to_json()))
 
+    def on_nodes(self, nodes: int) -> RunSpec:
+        """What an attempt on `nodes` nodes computes: the same run with `layout_on` them, the global batch kept.
+
+        Raises:
+            SpecRefused: the run may not have so many nodes, or cannot be spread over them.
+        """
+        if nodes == self.layout.nodes:
+            return self
+        spec = replace(self, layout=layout_on(self.layout, nodes))
+        spec.check()
+        return spec
+
+    def possible_nodes(self) -> tuple[int, ...]:
+        """On how many nodes an attempt may run, ascending; the fewest and the most are always among them."""
+        found: list[int] = []
+        for nodes in range(self.layout.min_nodes or self.layout.nodes, self.layout.nodes + 1):
+            with suppress(SpecRefused):
+                self.on_nodes(nodes)
+                found.append(nodes)
+        return tuple(found)
+
 
 def check_parallel(
     layout: LayoutSpec, precision: Precision, clip_norm: float, batch: BatchSpec, model: ModelFacts
@@ -449,6 +497,11 @@ def check_parallel(
     layout.check()
     check_layout(layout, precision, clip_norm, model, batch)
     batch.check_ranks(layout.data_ranks)
+    if layout.min_nodes:
+        try:
+            check_parallel(layout_on(layout, layout.min_nodes), precision, clip_norm, batch, model)
+        except SpecRefused as error:
+            raise SpecRefused("layout.min_nodes", f"{layout.min_nodes} nodes cannot train this: {error}") from error
 
 
 @dataclass(frozen=True)
