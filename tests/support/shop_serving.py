@@ -1,4 +1,4 @@
-"""Dagster's webserver and daemon over the code location `support.shop_location`, for one bench."""
+"""Dagster's webserver and daemon over a code location of the tests, for one bench."""
 
 import os
 import socket
@@ -21,10 +21,12 @@ WAIT_S = 240
 
 
 @contextmanager
-def serving_shop(root: Path, bench: TrainingBench, toy: Path | None) -> Iterator[str]:
-    """The address of the page; both processes end with the block."""
+def serving_shop(
+    root: Path, bench: TrainingBench, toy: Path | None, module: str = "support.shop_location"
+) -> Iterator[str]:
+    """The address of the page over the code location `module`; both processes end with the block."""
     workspace = root / "workspace.yaml"
-    location = {"python_module": {"module_name": "support.shop_location", "location_name": "shop"}}
+    location = {"python_module": {"module_name": module, "location_name": "shop"}}
     workspace.write_text(yaml.safe_dump({"load_from": [location]}))
     dagster_home = write_dagster_instance(load_settings(bench.environment))
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(("HEADWAY_", "DAGSTER_"))}
