@@ -6,7 +6,7 @@ import dagster as dg
 
 from headway.declaration import PartitionSpec, PipelineSpec
 from headway.features.reach import bounds, longest_memory
-from headway.training.window import declared_training
+from headway.training.window import declared_as_of, declared_training
 
 _UNIT_US = {
     "hourly": 3_600_000_000,
@@ -86,7 +86,7 @@ def week_calendar(spec: PipelineSpec) -> PartitionSpec:
     """
     label = spec.sources[spec.label.source].partition
     assert label is not None
-    first = _monday(date.fromisoformat(declared_training(spec).as_of.start))
+    first = _monday(date.fromisoformat(declared_as_of(spec).start))
     end = None if label.end is None else _monday(date.fromisoformat(label.end) + timedelta(days=6))
     return PartitionSpec(
         column=label.column, cadence="weekly", zone="UTC", start=str(first), end=None if end is None else str(end)

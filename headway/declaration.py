@@ -11,7 +11,11 @@ import re
 from typing import Annotated, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from headway.declaration_base import Name, Share, Spec
+from headway.declaration_text import InterpreterFiles, TextFiles, TextSpec
+from headway.errors import HeadwayError
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
@@ -26,9 +30,7 @@ def _bounded(text: str) -> str:
 
 
 Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$"), AfterValidator(_bounded)]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 ColumnType = Literal["string", "int64", "float64", "bool", "date", "timestamp"]
 Aggregate = Literal["count", "count_value", "sum", "mean", "std", "min", "max", "first", "last", "distinct"]
 TieBreak = Literal["event_time", "available_time", "sequence", "row_id"]
@@ -54,10 +56,8 @@ def _checked_zone(name: str | None) -> str | None:
     return name
 
 
-class Spec(BaseModel):
-    """Base of every declared object: immutable, unknown fields refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class NoLabelRows(HeadwayError):
+    """A question about label rows or features, asked of a pipeline that learns from text."""
 
 
 class ColumnSpec(Spec):
@@ -232,8 +232,8 @@ class SourceSpec(Spec):
     """One source: where its rows are, how they are written, what they mean in time."""
 
     description: str = ""
-    files: PackageFiles | FolderFiles
-    format: CsvFormat | ParquetFormat = Field(discriminator="type")
+    files: PackageFiles | FolderFiles | InterpreterFiles
+    format: CsvFormat | ParquetFormat | TextFiles = Field(discriminator="type")
     raw: dict[str, ColumnSpec] | None = Field(
         default=None, description="Columns as they stand in the file, when `transform` makes the canonical ones."
     )
@@ -453,12 +453,37 @@ class TrainingBudgetSpec(Spec):
     per_month: Duration = "100h"
 
 
+class NodesSpec(Spec):
+    """A range of nodes: a run begins on the most, and goes on with fewer when infrastructure took some away."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+
+class CheckpointsSpec(Spec):
+    """Which checkpoints stay beside the best one, and whether training waits for them."""
+
+    keep_last: int = Field(default=1, ge=1, description="Newest checkpoints that stay.")
+    keep_every_hours: float = Field(
+        default=0.0, ge=0, description="Of every so many hours the first checkpoint stays; 0: none for its time."
+    )
+    synchronous: bool = Field(
+        default=False, description="Hold the training up until a checkpoint is on the disk, instead of going on."
+    )
+
+
 class TrainingSpec(Spec):
     """How the model is trained: what goes in, how the work is spread, when it ends."""
 
     factory: Reference = Field(description="Function in a file of this folder that builds the torch module.")
     options: dict[str, int | float | str | bool] = Field(default_factory=dict, description="Options of the factory.")
-    as_of: AsOfSpec
+    as_of: AsOfSpec | None = Field(default=None, description="Months to train for; not for text, which has no months.")
     window: int = Field(default=12, ge=1, description="Months before as_of whose snapshots are trained on.")
     categorical: tuple[str, ...] = Field(default=(), description="Label columns and text features to embed.")
     exclude: tuple[str, ...] = Field(default=(), description="Features that the model does not get, such as times.")
@@ -477,7 +502,9 @@ class TrainingSpec(Spec):
     zero: int | None = Field(
         default=None, ge=0, le=3, description="ZeRO stage of the deepspeed engine without a layout; 1 when not given."
     )
-    nodes: int = Field(default=2, ge=1)
+    nodes: Annotated[int, Field(ge=1)] | NodesSpec = Field(
+        default=2, description="How many, or {min, max}: the fewest that an attempt may go on with after a loss."
+    )
     processes_per_node: int | None = Field(
         default=None, ge=1, description="What the layout leaves for each node when not given; 1 without a layout."
     )
@@ -493,16 +520,29 @@ class TrainingSpec(Spec):
         description="Compute each block's activations again in the backward pass instead of keeping them.",
     )
     compile: bool = Field(default=False, description="Compile the model by torch.compile.")
-    batch: int = Field(default=1024, ge=1, description="Rows per optimizer step over all ranks.")
+    batch: int = Field(default=1024, ge=1, description="Rows, or samples of text, per optimizer step over all ranks.")
     accumulation: int = Field(default=1, ge=1)
     epochs: int = Field(default=10, ge=1)
+    steps: int = Field(default=0, ge=0, description="Optimizer steps of the whole training; 0: by epochs.")
+    judge_every: int = Field(default=0, ge=0, description="Steps between validations; 0: at the end of each epoch.")
     early_stopping: EarlyStoppingSpec = EarlyStoppingSpec()
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=1e-2, ge=0)
     seed: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=200, ge=1, description="Optimizer steps between checkpoints.")
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
     max_attempts: int = Field(default=4, ge=1, description="Attempts that infrastructure may cost a run.")
     budget: TrainingBudgetSpec = TrainingBudgetSpec()
+
+    @property
+    def most_nodes(self) -> int:
+        """The nodes of the first attempt, which the layout is declared for."""
+        return self.nodes.max if isinstance(self.nodes, NodesSpec) else self.nodes
+
+    @property
+    def fewest_nodes(self) -> int:
+        """The fewest nodes that an attempt may have; as many as the most when no range is declared."""
+        return self.nodes.min if isinstance(self.nodes, NodesSpec) else self.nodes
 
 
 class Binned(Spec):
@@ -525,10 +565,10 @@ class EvaluationSpec(Spec):
     """What a candidate is measured on and against."""
 
     historical_rate: tuple[str | Binned, ...] = Field(
-        min_length=1, description="Columns whose combination's past rate is the baseline."
+        default=(), description="Columns whose combination's past rate is the baseline; not for text."
     )
     segments: dict[str, SegmentSpec] = Field(default_factory=dict)
-    resamples: int = Field(default=1000, ge=100, description="Bootstrap resamples of days.")
+    resamples: int = Field(default=1000, ge=100, description="Bootstrap resamples of days, or of documents.")
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
 
@@ -540,6 +580,8 @@ class GateSpec(Spec):
         "auc_over_logistic",
         "auc_over_champion",
         "segments",
+        "bits_per_byte_over_gzip",
+        "bits_per_byte_over_champion",
         "finite_outputs",
         "contract",
         "leakage_proof",
@@ -666,28 +708,75 @@ class MonitoringSpec(Spec):
     retraining: RetrainingSpec | None = Field(default=None, description="None: nothing retrains by itself.")
 
 
+_ROW_TRAINING = ("as_of", "window", "categorical", "exclude", "max_missing_share", "max_null_share")
+_ROW_GATES = ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion", "segments")
+_TEXT_GATES = ("bits_per_byte_over_gzip", "bits_per_byte_over_champion")
+
+
+def _no_rows(pipeline: str, what: str) -> NoLabelRows:
+    return NoLabelRows(
+        f"pipeline {pipeline!r} learns from text: it has no {what}",
+        "this works on pipelines that declare `label` and `features`",
+    )
+
+
 class PipelineSpec(Spec):
     """One model pipeline, from raw files to a promoted model."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     name: Name
     description: str = ""
     owner: str = Field(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+)$", description="team:<name> or an e-mail.")
     sources: dict[Name, SourceSpec] = Field(min_length=1)
-    label: LabelSpec
-    features: FeatureSetSpec
+    label_rows: LabelSpec | None = Field(default=None, alias="label")
+    feature_set: FeatureSetSpec | None = Field(default=None, alias="features")
+    text: TextSpec | None = Field(default=None, description="In place of label and features: learn from documents.")
     training: TrainingSpec | None = None
     evaluation: EvaluationSpec | None = None
     promotion: PromotionSpec | None = None
     serving: ServingSpec | None = None
     monitoring: MonitoringSpec | None = None
 
+    @property
+    def label(self) -> LabelSpec:
+        """The label rows.
+
+        Raises:
+            NoLabelRows: the pipeline learns from text.
+        """
+        if self.label_rows is None:
+            raise _no_rows(self.name, "label rows")
+        return self.label_rows
+
+    @property
+    def features(self) -> FeatureSetSpec:
+        """The feature set.
+
+        Raises:
+            NoLabelRows: the pipeline learns from text.
+        """
+        if self.feature_set is None:
+            raise _no_rows(self.name, "features")
+        return self.feature_set
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self._check_label()
         for name, source in self.sources.items():
             for other in source.lookups:
                 if self._source(f"sources.{name}.lookups", other).partition is not None:
                     raise ValueError(f"sources.{name}.lookups: {other!r} is partitioned; only whole tables can be read")
+        if self.text is None:
+            self._check_rows()
+        else:
+            self._check_text(self.text)
+        return self
+
+    def _check_rows(self) -> None:
+        for section, declared in (("label", self.label_rows), ("features", self.feature_set)):
+            if declared is None:
+                raise ValueError(f"{section}: is required, unless the pipeline learns from `text`")
+        self._check_label()
         for name, view in self.features.views.items():
             self._check_view(name, view)
         for name, custom in self.features.custom.items():
@@ -702,7 +791,64 @@ class PipelineSpec(Spec):
         self._check_training()
         self._check_serving()
         self._check_monitoring()
-        return self
+
+    def _check_text(self, text: TextSpec) -> None:
+        for section, declared in (
+            ("label", self.label_rows),
+            ("features", self.feature_set),
+            ("serving", self.serving),
+            ("monitoring", self.monitoring),
+        ):
+            if declared is not None:
+                raise ValueError(f"{section}: is for pipelines with label rows, and this one learns from `text`")
+        source = self._source("text.source", text.source)
+        if source.partition is not None:
+            raise ValueError(f"text.source: {text.source!r} is partitioned; text is learned from one whole source")
+        for field, column in (("document", text.document), ("content", text.content)):
+            found = source.columns.get(column)
+            if found is None:
+                raise ValueError(f"text.{field}: {text.source} has no column {column!r}; it has {list(source.columns)}")
+            if found.type != "string" or not found.required:
+                raise ValueError(f"text.{field}: {column!r} must be declared {{type: string, required: true}}")
+            if column in source.privacy.personal:
+                raise ValueError(f"text.{field}: {column!r} is personal and not stored as it is delivered")
+        if source.row_id != (text.document,):
+            raise ValueError(f"text.document: {text.document!r} must be the only row_id, which is {source.row_id}")
+        self._check_judged()
+        if self.training is not None and self.evaluation is not None and self.promotion is not None:
+            self._check_text_training(text, self.training, self.evaluation, self.promotion)
+
+    @staticmethod
+    def _check_text_training(
+        text: TextSpec, training: TrainingSpec, evaluation: EvaluationSpec, promotion: PromotionSpec
+    ) -> None:
+        for section, declared, fields in (
+            ("training", training, _ROW_TRAINING),
+            ("training.early_stopping", training.early_stopping, ("last",)),
+            ("evaluation", evaluation, ("historical_rate", "segments")),
+        ):
+            for field in fields:
+                if field in declared.model_fields_set:
+                    raise ValueError(f"{section}.{field}: is for label rows, and this pipeline learns from `text`")
+        for option, value in (("vocab", text.tokenizer.vocab), ("sequence", text.context)):
+            if training.options.get(option, value) != value:
+                raise ValueError(
+                    f"training.options.{option}: {training.options[option]!r} is not the {value} of `text`; leave it "
+                    "out, it is filled in"
+                )
+        for gate in promotion.gates:
+            if gate.gate in _ROW_GATES or gate.unless:
+                raise ValueError(
+                    f"promotion.gates: {gate.gate!r} judges label rows, and this pipeline learns from text"
+                )
+
+    def _check_judged(self) -> None:
+        if self.training is None:
+            for name in ("evaluation", "promotion"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: there is nothing to judge without `training`")
+        elif self.evaluation is None or self.promotion is None:
+            raise ValueError("training: declare `evaluation` and `promotion` too, before the first model is judged")
 
     def feature_names(self) -> tuple[str, ...]:
         """Every feature column: `<view>__<feature>`, then custom, then derived, in declared order."""
@@ -768,14 +914,17 @@ class PipelineSpec(Spec):
                 raise ValueError(f"features.null_budget: no feature {name!r}; features are {list(names)}")
 
     def _check_training(self) -> None:
+        self._check_judged()
         training = self.training
-        if training is None:
-            for name in ("evaluation", "promotion"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}: there is nothing to judge without `training`")
+        if training is None or self.evaluation is None or self.promotion is None:
             return
-        if self.evaluation is None or self.promotion is None:
-            raise ValueError("training: declare `evaluation` and `promotion` too, before the first model is judged")
+        if training.as_of is None:
+            raise ValueError("training.as_of: is required")
+        if not self.evaluation.historical_rate:
+            raise ValueError("evaluation.historical_rate: is required, with at least one column")
+        for gate in self.promotion.gates:
+            if gate.gate in _TEXT_GATES:
+                raise ValueError(f"promotion.gates: {gate.gate!r} judges text, and this pipeline has label rows")
         columns = {*self.label_inputs(), *self.feature_names()}
         for name in (*training.categorical, *training.exclude):
             if name not in columns:

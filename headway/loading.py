@@ -190,7 +190,8 @@ def _problem(error: ErrorDetails, document: yaml.Node, file: Path) -> Problem:
 def _place_of(message: str) -> tuple[list[Any], str]:
     """Split a message about several fields, which begins with the path of the one to look at."""
     path, _, rest = message.partition(": ")
-    named = bool(rest) and path.partition(".")[0] in PipelineSpec.model_fields
+    sections = {field.alias or name for name, field in PipelineSpec.model_fields.items()}
+    named = bool(rest) and path.partition(".")[0] in sections
     return (list(path.split(".")), rest) if named else ([], message)
 
 
@@ -251,6 +252,8 @@ def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
     for name, source in spec.sources.items():
         if source.transform is not None:
             yield ["sources", name, "transform"], source.transform
+    if spec.text is not None:
+        return
     for group, features in (("derived", spec.features.derived), ("custom", spec.features.custom)):
         for name, feature in features.items():
             yield ["features", group, name, "function"], feature.function

@@ -34,8 +34,11 @@ def command(ctx: click.Context, file: Path | None, schema: bool) -> None:
         for problem in error.problems:
             click.echo(str(problem), err=True)
         ctx.exit(1)
-    spec = pipeline.spec
-    click.echo(
-        f"{spec.name}: {len(spec.sources)} sources, {len(spec.features.views)} feature views, "
-        f"{len(spec.feature_names())} features; nothing wrong"
-    )
+    click.echo(f"{pipeline.name}: {_in_words(pipeline.spec)}; nothing wrong")
+
+
+def _in_words(spec: PipelineSpec) -> str:
+    sources = f"{len(spec.sources)} sources"
+    if spec.text is not None:
+        return f"{sources}, text of {spec.text.source!r} in {spec.text.tokenizer.vocab} tokens"
+    return f"{sources}, {len(spec.features.views)} feature views, {len(spec.feature_names())} features"

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import io
+import sysconfig
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from headway.datasets.refusal import DeliveryRefused
 from headway.declaration import FolderFiles, PackageFiles
+from headway.declaration_text import InterpreterFiles
 from headway.errors import HeadwayError
 
 
@@ -19,14 +21,19 @@ class SourceMissing(HeadwayError):
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """One delivered file: its name for messages, and its bytes as they were delivered."""
+    """One delivered file: its name for messages, and its bytes as they were delivered.
+
+    `named`: the name is part of what is delivered, as that of a text file is, which becomes a row.
+    """
 
     name: str
     data: bytes
+    named: bool = False
 
     def digest(self) -> str:
-        """sha256 of the delivered bytes, as hex."""
-        return hashlib.sha256(self.data).hexdigest()
+        """sha256 of the delivered bytes, after the name and a zero byte when that is delivered too; as hex."""
+        name = self.name.encode() + b"\0" if self.named else b""
+        return hashlib.sha256(name + self.data).hexdigest()
 
     def content(self) -> bytes:
         """The bytes to parse: those of the single member when the file is a zip archive.
@@ -46,12 +53,18 @@ class RawFile:
             raise DeliveryRefused(self.name, f"is a damaged archive: {error}", "deliver it again") from error
 
 
-def locate(declared: PackageFiles | FolderFiles, folder: Path) -> list[Path]:
+# Installed packages lie below the library's folder and are not part of it; caches hold no source.
+_NOT_LIBRARY = ("site-packages", "dist-packages", "__pycache__")
+
+
+def locate(declared: PackageFiles | FolderFiles | InterpreterFiles, folder: Path) -> list[Path]:
     """The declared files, in a fixed order.
 
     Raises:
         SourceMissing: the distribution or a file is not there, or a path leaves the pipeline's folder.
     """
+    if isinstance(declared, InterpreterFiles):
+        return _in_library(declared)
     if isinstance(declared, PackageFiles):
         return _in_distribution(declared)
     return [path for pattern in declared.paths for path in _in_folder(pattern, folder)]
@@ -74,6 +87,16 @@ def expand(paths: Sequence[Path]) -> list[Path]:
             raise SourceMissing(f"{path} holds no file" if path.is_dir() else f"no file {path}", "give existing files")
         found += inside
     return found
+
+
+def read_below(paths: Sequence[Path], root: Path) -> list[RawFile]:
+    """The files' bytes, under their paths below a folder, which are delivered with them."""
+    return [RawFile(path.relative_to(root).as_posix(), path.read_bytes(), named=True) for path in paths]
+
+
+def library_root() -> Path:
+    """The folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
 
 
 def read(paths: Sequence[Path]) -> list[RawFile]:
@@ -108,6 +131,29 @@ def _in_distribution(declared: PackageFiles) -> list[Path]:
                 f"it has {sorted(name for name in listed if '/data/' in name)[:20]}",
             )
     return [Path(str(listed[path].locate())) for path in declared.paths]
+
+
+def _in_library(declared: InterpreterFiles) -> list[Path]:
+    """The library's files in order of their paths; with a limit, every so-many-th of them."""
+    root = library_root()
+    left_out = {*_NOT_LIBRARY, *declared.exclude}
+    found: set[Path] = set()
+    for pattern in declared.paths:
+        _require_inside(pattern, "the library's folder")
+        found |= {p for p in root.glob(pattern) if p.is_file() and not left_out & set(p.relative_to(root).parts)}
+    if not found:
+        raise SourceMissing(
+            f"the standard library at {root} has no file that matches {list(declared.paths)}",
+            "mend files.paths or files.exclude, or run an interpreter that comes with its sources",
+        )
+    ordered = sorted(found, key=lambda p: p.relative_to(root).as_posix())
+    count = min(declared.limit or len(ordered), len(ordered))
+    return [ordered[i * len(ordered) // count] for i in range(count)]
+
+
+def _require_inside(pattern: str, folder: str) -> None:
+    if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
+        raise SourceMissing(f"{pattern!r} leaves {folder}", "declare files below that folder")
 
 
 def _in_folder(pattern: str, folder: Path) -> list[Path]:

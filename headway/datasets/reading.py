@@ -5,6 +5,7 @@ where it must not be, rejects its row), the pipeline's own transform, identity, 
 """
 
 import difflib
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from headway.datasets.parquet import parse_typed, read_parquet
 from headway.datasets.refusal import WITHHELD, DeliveryRefused, RejectedRow
 from headway.datasets.text import CellFault, CellForm, Parsed, parse_text
 from headway.declaration import CsvFormat, SourceSpec
+from headway.declaration_text import InterpreterFiles, TextFiles
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 
@@ -106,7 +108,13 @@ def delivery_files(pipeline: Pipeline, source: str, files: Sequence[Path] | None
         SourceMissing: a file is not there.
     """
     spec = source_spec(pipeline, source)
-    paths = delivered.locate(spec.files, pipeline.folder) if files is None else delivered.expand(files)
+    if files is not None:
+        given = delivered.read(delivered.expand(files))
+        return [replace(f, named=True) for f in given] if isinstance(spec.format, TextFiles) else given
+    paths = delivered.locate(spec.files, pipeline.folder)
+    if isinstance(spec.format, TextFiles):
+        within_library = isinstance(spec.files, InterpreterFiles)
+        return delivered.read_below(paths, delivered.library_root() if within_library else pipeline.folder)
     return delivered.read(paths)
 
 
@@ -172,6 +180,8 @@ def _parse(bodies: Sequence[delivered.RawFile], spec: SourceSpec) -> _Raw:
 
 
 def _cells(body: delivered.RawFile, spec: SourceSpec, drift: list[Drift]) -> dict[str, pa.ChunkedArray | pa.Array]:
+    if isinstance(spec.format, TextFiles):
+        return _text_row(body)
     content = body.content()
     if isinstance(spec.format, CsvFormat):
         text = read_delimited(content, body.name, spec.format)
@@ -179,6 +189,21 @@ def _cells(body: delivered.RawFile, spec: SourceSpec, drift: list[Drift]) -> dic
         return dict(zip(text.names, text.columns, strict=True))
     table = read_parquet(content, body.name)
     return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _text_row(body: delivered.RawFile) -> dict[str, pa.ChunkedArray | pa.Array]:
+    """A whole file as one row; its content is null when it is not UTF-8."""
+    try:
+        content = body.data.decode("utf-8")
+    except UnicodeDecodeError:
+        content = None
+    row: dict[str, tuple[object, pa.DataType]] = {
+        "path": (body.name, pa.string()),
+        "content": (content, pa.string()),
+        "sha256": (hashlib.sha256(body.data).hexdigest(), pa.string()),
+        "bytes": (len(body.data), pa.int64()),
+    }
+    return {name: pa.chunked_array([pa.array([value], kind)]) for name, (value, kind) in row.items()}
 
 
 def _check_columns(file: str, found: Sequence[str], spec: SourceSpec, drift: list[Drift]) -> None:

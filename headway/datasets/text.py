@@ -28,6 +28,7 @@ from headway.datasets.zones import (
     wall,
 )
 from headway.declaration import ColumnSpec, CsvFormat, ParquetFormat
+from headway.declaration_text import TextFiles
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -107,7 +108,9 @@ class CellForm:
     missing: tuple[str, ...]
 
     @classmethod
-    def of(cls, name: str, column: ColumnSpec, form: CsvFormat | ParquetFormat, *, is_key: bool) -> "CellForm":
+    def of(
+        cls, name: str, column: ColumnSpec, form: CsvFormat | ParquetFormat | TextFiles, *, is_key: bool
+    ) -> "CellForm":
         """Resolve a column's form."""
         text = form if isinstance(form, CsvFormat) else CsvFormat()
         return cls(

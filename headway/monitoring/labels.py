@@ -377,7 +377,7 @@ def _known_labels(spec: PipelineSpec, rows: pa.Table, now: int) -> Iterable[tupl
     rows = rows.filter(pa.array(~times.admitted | (times.known <= now)))
     match = match_of(spec)
     carry = tuple(dict.fromkeys([*label.carry, *match.values()]))
-    found = label_rows(spec.model_copy(update={"label": label.model_copy(update={"carry": carry})}), rows)
+    found = label_rows(spec.model_copy(update={"label_rows": label.model_copy(update={"carry": carry})}), rows)
     known, _ = instants(found.outcome.column(label.known_at), label.known_at)
     seen = np.flatnonzero(known <= now)
     requests = pa.table({field: found.inputs.column(column) for field, column in match.items()})

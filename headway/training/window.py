@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from datetime import date
 
 from headway.datasets.partitions import PartitionScheme
-from headway.declaration import PartitionSpec, PipelineSpec, TrainingSpec, duration_us
+from headway.declaration import AsOfSpec, PartitionSpec, PipelineSpec, TrainingSpec, duration_us
 from headway.errors import HeadwayError
+
+WHOLE = ""
+"""The one partition of what has no partitions, as of an unpartitioned source."""
 
 
 class NoTraining(HeadwayError):
@@ -53,9 +56,31 @@ def declared_training(spec: PipelineSpec) -> TrainingSpec:
     return spec.training
 
 
+def declared_as_of(spec: PipelineSpec) -> AsOfSpec:
+    """The months that the pipeline trains for.
+
+    Raises:
+        NoTraining: it declares no training, or learns from text and has no months.
+    """
+    declared = declared_training(spec).as_of
+    if declared is None:
+        raise NoTraining(
+            f"pipeline {spec.name!r} learns from text: it trains on its whole snapshot, not by month",
+            "ask for its training without an as_of",
+        )
+    return declared
+
+
+def whole_window() -> Window:
+    """The window of a pipeline that learns from text: its one snapshot, judged on the documents kept apart in it."""
+    return Window(
+        as_of=WHOLE, train=(WHOLE,), evaluate=(), cut=0, validation_from=0, ends=0, months=0, declared_months=0
+    )
+
+
 def as_of_calendar(spec: PipelineSpec) -> PartitionSpec:
     """The calendar of `as_of` partitions: months in the zone of the label source."""
-    declared = declared_training(spec).as_of
+    declared = declared_as_of(spec)
     label = _label_calendar(spec)
     return PartitionSpec(
         column=label.column, cadence="monthly", zone=label.zone, start=declared.start, end=declared.end
