@@ -27,11 +27,11 @@ from headway.loading import Pipeline
 from headway.registry.contract import contract_hash, registered_contract
 from headway.registry.dossier import check_dossier, collect_dossier
 from headway.registry.evaluation import PARTITION, SCORES_FILE, kept_columns, rate_columns
-from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import Judgement, champion_of, judge_version, named_left_out, set_policy
 from headway.registry.provenance import sign_provenance
 from headway.registry.statements import signed_at
 from headway.registry.trial import copy_artifact, read_artifact_check
+from headway.registry.verdicts import ArtifactCheck
 from headway.services import Services
 from headway.training.plan import VALUES_ENTRY, SnapshotsMissing
 from headway.training.stage import stage_code

@@ -15,7 +15,7 @@ from headway.registry.statements import CLOCK_SKEW_US, signed_at
 from headway.services import Services
 
 # Verdicts of these compare with the champion, so they say nothing once another version has become it.
-_AGAINST_CHAMPION = ("auc_over_champion", "segments")
+_AGAINST_CHAMPION = ("auc_over_champion", "segments", "bits_per_byte_over_champion")
 
 
 class EvidenceMissing(HeadwayError):

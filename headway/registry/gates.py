@@ -6,69 +6,36 @@ row, no mature label, one class, a reference without a value. What the champion 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from headway.artifacts.digests import Json
 from headway.registry.contract import compatibility
 from headway.registry.evaluation import CANDIDATE, CHAMPION, HISTORICAL_RATE, Evaluation, Segment
 from headway.registry.metrics import Interval
 from headway.registry.policy import Gate, Policy, SegmentRule
-
-Verdict: TypeAlias = Literal["pass", "fail", "undecided"]
+from headway.registry.text_evaluation import TextEvaluation
+from headway.registry.text_gates import over_champion, over_gzip
+from headway.registry.verdicts import ArtifactCheck, Checks, GateVerdict, Verdict, listed, lost_metrics
 
 # With fewer days there is no spread between days to speak of: one day alone would have an interval of width 0.
 MINIMUM_DAYS = 5
-_NAMED = 6
 
 
-@dataclass(frozen=True)
-class GateVerdict:
-    """What a gate says of a version, in one sentence and in numbers."""
-
-    gate: str
-    verdict: Verdict
-    reason: str
-    metrics: Mapping[str, Json]
-
-
-@dataclass(frozen=True)
-class ArtifactCheck:
-    """What loading the artifact found (`trainer.check`). None: that part could not be tried; `problems` say why."""
-
-    weights_only: bool | None
-    finite_outputs: bool | None
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ProofCheck:
-    """The leakage proof of one snapshot that was used, and what is wrong with it ("" when it verifies)."""
-
-    snapshot_id: str
-    proof_digest: str
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Facts about a version beside its evaluation.
-
-    `contract` None: the version has none. `stable_contract` is that of the endpoint's stable version; `champion` names
-    that version, and both are None without one. `champion_report` is the evaluation by which the champion was judged.
-    """
-
-    contract: Json
-    artifact: ArtifactCheck
-    proofs: tuple[ProofCheck, ...]
-    stable_contract: Json = None
-    champion: str | None = None
-    champion_report: Mapping[str, Json] | None = None
-
-
-def evaluate_gates(policy: Policy, kind: str, evaluation: Evaluation, checks: Checks) -> list[GateVerdict]:
+def evaluate_gates(
+    policy: Policy, kind: str, evaluation: Evaluation | TextEvaluation, checks: Checks
+) -> list[GateVerdict]:
     """Return the verdict of every gate that the policy asks of a version of this kind, in the policy's order."""
-    return [_JUDGES[gate.name](gate, policy, evaluation, checks) for gate in policy.applicable(kind)]
+    return [_verdict(gate, policy, evaluation, checks) for gate in policy.applicable(kind)]
+
+
+def _verdict(gate: Gate, policy: Policy, evaluation: Evaluation | TextEvaluation, checks: Checks) -> GateVerdict:
+    if gate.name in _OF_ANY:
+        return _OF_ANY[gate.name](gate, checks)
+    if gate.name in _OF_ROWS and isinstance(evaluation, Evaluation):
+        return _OF_ROWS[gate.name](gate, policy, evaluation, checks)
+    if gate.name in _OF_TEXT and isinstance(evaluation, TextEvaluation):
+        return _OF_TEXT[gate.name](gate, evaluation, checks)
+    judged = "rows" if isinstance(evaluation, Evaluation) else "text"
+    return GateVerdict(gate.name, "undecided", f"no evidence: it judges no evaluation of {judged}", {})
 
 
 def _over_historical_rate(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
@@ -82,9 +49,9 @@ def _over_logistic(gate: Gate, policy: Policy, evaluation: Evaluation, checks: C
 def _over_champion(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
     if checks.champion is None:
         return _over(gate, evaluation, HISTORICAL_RATE, "the historical rate, for want of a champion")
-    lost = _lost_metrics(evaluation, checks.champion_report)
+    lost = lost_metrics(evaluation.metrics, checks.champion_report)
     if lost:
-        reason = f"the champion {checks.champion} has {_listed(lost)}, and the candidate lacks it"
+        reason = f"the champion {checks.champion} has {listed(lost)}, and the candidate lacks it"
         return GateVerdict(gate.name, "fail", reason, {"lost_metrics": lost})
     return _over(gate, evaluation, CHAMPION, f"the champion {checks.champion}")
 
@@ -145,21 +112,12 @@ def _basis(evaluation: Evaluation) -> dict[str, Json]:
     }
 
 
-def _lost_metrics(evaluation: Evaluation, report: Mapping[str, Json] | None) -> list[str]:
-    """Metrics by which the champion was judged and that the candidate has not."""
-    recorded = {} if report is None else report.get("metrics")
-    before = recorded.get(CANDIDATE) if isinstance(recorded, Mapping) else None
-    names = [n for n, value in before.items() if value is not None] if isinstance(before, Mapping) else []
-    mine = evaluation.metrics.get(CANDIDATE, {})
-    return [name for name in names if name not in mine]
-
-
 def _segments(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
     reference = HISTORICAL_RATE if checks.champion is None else CHAMPION
     name = "the historical rate, for want of a champion" if checks.champion is None else f"champion {checks.champion}"
     lost = _lost_columns(policy, evaluation, checks.champion_report)
     if lost:
-        reason = f"segments by {_listed(lost)} are declared or were judged for the champion, and are not evaluated"
+        reason = f"segments by {listed(lost)} are declared or were judged for the champion, and are not evaluated"
         return GateVerdict(gate.name, "fail", reason, {"lost_segments": lost})
     looked = [
         _judge_segment(rule, value, segment, reference)
@@ -176,12 +134,12 @@ def _segments(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks
         "no_evidence": by_verdict["undecided"],
     }
     unknown = by_verdict["unknown"]
-    aside = f"; unknown for want of rows: {_listed(unknown)}" if unknown else ""
+    aside = f"; unknown for want of rows: {listed(unknown)}" if unknown else ""
     if by_verdict["fail"]:
-        reason = f"worse than {name} by more than the allowance: {_listed(by_verdict['fail'])}{aside}"
+        reason = f"worse than {name} by more than the allowance: {listed(by_verdict['fail'])}{aside}"
         return GateVerdict(gate.name, "fail", reason, metrics)
     if by_verdict["undecided"] or not by_verdict["pass"]:
-        nothing = _listed(by_verdict["undecided"]) or f"no segment has its minimum of rows{aside}"
+        nothing = listed(by_verdict["undecided"]) or f"no segment has its minimum of rows{aside}"
         return GateVerdict(gate.name, "undecided", f"no evidence: {nothing}", metrics)
     reason = f"{len(by_verdict['pass'])} segments are within their allowance against {name}{aside}"
     return GateVerdict(gate.name, "pass", reason, metrics)
@@ -225,53 +183,53 @@ def _emptied(policy: Policy, evaluation: Evaluation, report: Mapping[str, Json] 
     return found
 
 
-def _finite_outputs(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
+def _finite_outputs(gate: Gate, checks: Checks) -> GateVerdict:
     good = "outputs are finite on missing and out-of-range inputs"
     return _artifact(gate, checks.artifact, checks.artifact.finite_outputs, good)
 
 
-def _weights_only(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
+def _weights_only(gate: Gate, checks: Checks) -> GateVerdict:
     return _artifact(gate, checks.artifact, checks.artifact.weights_only, "weights load from safetensors alone")
 
 
 def _artifact(gate: Gate, check: ArtifactCheck, found: bool | None, good: str) -> GateVerdict:
     metrics: dict[str, Json] = {"problems": list(check.problems)}
-    said = _listed(list(check.problems)) or "no problem was named"
+    said = listed(list(check.problems)) or "no problem was named"
     if found is None:
         return GateVerdict(gate.name, "undecided", f"no evidence: the artifact was not tried ({said})", metrics)
     return GateVerdict(gate.name, "pass" if found else "fail", good if found else said, metrics)
 
 
-def _contract(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
+def _contract(gate: Gate, checks: Checks) -> GateVerdict:
     found = compatibility(checks.stable_contract, checks.contract)
     metrics: dict[str, Json] = {"verdict": found.verdict, "problems": list(found.problems)}
     if found.verdict != "compatible":
-        return GateVerdict(gate.name, "fail", f"{found.verdict}: {_listed(list(found.problems))}", metrics)
+        return GateVerdict(gate.name, "fail", f"{found.verdict}: {listed(list(found.problems))}", metrics)
     against = "there is no stable version" if checks.champion is None else f"compatible with {checks.champion}"
     return GateVerdict(gate.name, "pass", f"the contract is present; {against}", metrics)
 
 
-def _leakage_proof(gate: Gate, policy: Policy, evaluation: Evaluation, checks: Checks) -> GateVerdict:
+def _leakage_proof(gate: Gate, checks: Checks) -> GateVerdict:
     metrics: dict[str, Json] = {"snapshots": len(checks.proofs)}
     if not checks.proofs:
         return GateVerdict(gate.name, "undecided", "no evidence: no snapshot is named", metrics)
     bad = [f"{proof.snapshot_id}: {proof.problem}" for proof in checks.proofs if proof.problem]
     if bad:
-        return GateVerdict(gate.name, "fail", _listed(bad), metrics | {"unproved": len(bad)})
+        return GateVerdict(gate.name, "fail", listed(bad), metrics | {"unproved": len(bad)})
     return GateVerdict(gate.name, "pass", f"the proofs of {len(checks.proofs)} snapshots verify and passed", metrics)
 
 
-def _listed(names: list[str]) -> str:
-    """The first names, and how many more there are: a reason is one line."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(name[:300] for name in names[:_NAMED]) + more
-
-
-_JUDGES: Mapping[str, Callable[[Gate, Policy, Evaluation, Checks], GateVerdict]] = {
+_OF_ROWS: Mapping[str, Callable[[Gate, Policy, Evaluation, Checks], GateVerdict]] = {
     "auc_over_historical_rate": _over_historical_rate,
     "auc_over_logistic": _over_logistic,
     "auc_over_champion": _over_champion,
     "segments": _segments,
+}
+_OF_TEXT: Mapping[str, Callable[[Gate, TextEvaluation, Checks], GateVerdict]] = {
+    "bits_per_byte_over_gzip": over_gzip,
+    "bits_per_byte_over_champion": over_champion,
+}
+_OF_ANY: Mapping[str, Callable[[Gate, Checks], GateVerdict]] = {
     "finite_outputs": _finite_outputs,
     "contract": _contract,
     "leakage_proof": _leakage_proof,

@@ -21,8 +21,8 @@ from headway.errors import HeadwayError
 from headway.registry.audit import unrecorded_verdicts
 from headway.registry.dossier import newest_results
 from headway.registry.dsse import SignatureRefused
-from headway.registry.evaluation import SCORES_FILE, Evaluation, measure, read_scores
-from headway.registry.gates import ArtifactCheck, Checks, GateVerdict, ProofCheck, Verdict, evaluate_gates
+from headway.registry.evaluation import SCORES_FILE, Evaluation, ScoredRows, measure, read_scores
+from headway.registry.gates import evaluate_gates
 from headway.registry.keys import KeyRing
 from headway.registry.policy import Policy, parse_policy, policy_document
 from headway.registry.promote import stable_version
@@ -36,7 +36,9 @@ from headway.registry.statements import (
     sign_now,
     signed_at,
 )
+from headway.registry.text_evaluation import ScoredDocuments, TextEvaluation, measure_documents, read_documents
 from headway.registry.trial import try_stored
+from headway.registry.verdicts import ArtifactCheck, Checks, GateVerdict, ProofCheck, Verdict
 from headway.services import Services
 
 _PARQUET = "application/vnd.apache.parquet"
@@ -55,7 +57,7 @@ class Judgement:
     """
 
     results: tuple[GateResult, ...]
-    evaluation: Evaluation
+    evaluation: Evaluation | TextEvaluation
     policy: GatePolicy
     report_digest: str
     looks: int
@@ -132,7 +134,7 @@ def judge_version(
         keyring: holds the gate key.
         spec: the pipeline's declaration; its conditions are put in force first.
         version: the registered version.
-        folder: what `trainer.evaluate` wrote about it.
+        folder: what `trainer.evaluate`, or `trainer.lm_evaluate` of text, wrote about it.
         snapshots: ids of the snapshots that it was evaluated on; those that it was trained on are known.
         champion: the version whose scores stand in the evaluation as `champion` (see `champion_of`), None for none.
         try_artifact: loads and tries the artifact in a folder, such as by `python -m trainer.check`.
@@ -146,13 +148,13 @@ def judge_version(
     policy = set_policy(services, spec, version.model_id)
     parsed = parse_policy(policy.policy)
     _require_champion(services, version, champion, endpoint_id)
-    scored = read_scores(folder, spec)
+    scored = read_scores(folder, spec) if spec.text is None else read_documents(folder)
     if ("champion" in scored.scores) != (champion is not None):
         raise JudgeRefused(
             f"the evaluation of {_name(version)} {'has' if champion is None else 'lacks'} scores of a champion",
             "evaluate the version again against the endpoint's stable version",
         )
-    evaluation = measure(scored, parsed)
+    evaluation = _measure(scored, parsed)
     checks = Checks(
         contract=version.contract,
         artifact=try_stored(services.store, version.manifest_digest, try_artifact),
@@ -177,6 +179,10 @@ def judge_version(
     newest = newest_results(services, version)
     results = tuple(_settle(services, keyring, case, parsed, v, newest.get(v.gate)) for v in verdicts)
     return Judgement(results, evaluation, policy, report.digest, looks)
+
+
+def _measure(scored: ScoredRows | ScoredDocuments, policy: Policy) -> Evaluation | TextEvaluation:
+    return measure(scored, policy) if isinstance(scored, ScoredRows) else measure_documents(scored, policy)
 
 
 def named_left_out(left_out: Mapping[str, str]) -> list[Json]:

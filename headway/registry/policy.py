@@ -11,6 +11,8 @@ from headway.errors import HeadwayError
 
 POLICY_FORMAT = "headway.policy/1"
 GATES: tuple[str, ...] = get_args(GateSpec.model_fields["gate"].annotation)
+OF_ROWS = ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion", "segments")
+"""Gates that compare with the historical rate, by themselves or for want of a champion."""
 
 _FIELDS = {
     "format",
@@ -100,14 +102,15 @@ def parse_policy(document: Json) -> Policy:
         raise PolicyInvalid("gates", listed, "a list of at least one gate")
     if not isinstance(segments, Mapping):
         raise PolicyInvalid("segments", segments, "an object of columns")
-    _check_rate(fields["historical_rate"])
+    gates = tuple(_gate(item) for item in listed)
+    _check_rate(fields["historical_rate"], needed=any(gate.name in OF_ROWS for gate in gates))
     confidence = _number("confidence", fields["confidence"])
     if not 0.5 < confidence < 1:
         raise PolicyInvalid("confidence", confidence, "a share between 0.5 and 1")
     if not isinstance(fields["allow_immediate"], bool):
         raise PolicyInvalid("allow_immediate", fields["allow_immediate"], "true or false")
     return Policy(
-        gates=tuple(_gate(item) for item in listed),
+        gates=gates,
         segments=tuple(_segment(column, rule) for column, rule in segments.items()),
         resamples=_count("resamples", fields["resamples"]),
         confidence=confidence,
@@ -116,9 +119,9 @@ def parse_policy(document: Json) -> Policy:
     )
 
 
-def _check_rate(parts: Json) -> None:
-    """Refuse columns of the historical rate that `trainer.evaluate` would not take."""
-    if not isinstance(parts, list | tuple) or not parts:
+def _check_rate(parts: Json, *, needed: bool) -> None:
+    """Refuse columns of the historical rate that `trainer.evaluate` would not take; gates of rows need some."""
+    if not isinstance(parts, list | tuple) or (needed and not parts):
         raise PolicyInvalid("historical_rate", parts, "a list of at least one column")
     for part in parts:
         if isinstance(part, str) and part:

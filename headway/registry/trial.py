@@ -10,7 +10,7 @@ from typing import cast
 from headway.artifacts.errors import StoreError
 from headway.artifacts.manifest import InvalidManifest, read_manifest
 from headway.artifacts.store import LocalStore
-from headway.registry.gates import ArtifactCheck
+from headway.registry.verdicts import ArtifactCheck
 
 
 def try_stored(store: LocalStore, manifest_digest: str, try_artifact: Callable[[Path], ArtifactCheck]) -> ArtifactCheck:

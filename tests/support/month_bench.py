@@ -35,10 +35,10 @@ from headway.features.online.sync import sync_online
 from headway.features.proof import Proof
 from headway.features.reading import read_values
 from headway.loading import Pipeline
-from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import judge_version
 from headway.registry.promote import promote, stable_version
 from headway.registry.provenance import sign_provenance
+from headway.registry.verdicts import ArtifactCheck
 from headway.services import Services
 from headway.serving.live.records import Schemas, table_of
 from headway.serving.scoring import score_rows

@@ -20,10 +20,10 @@ from headway.catalog import open_catalog
 from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
 from headway.catalog.run_facts import RunFacts, RunResult, TrainingRun
 from headway.declaration import PipelineSpec
-from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import Judgement, champion_of, judge_version
 from headway.registry.keys import KeyRing
 from headway.registry.provenance import sign_provenance
+from headway.registry.verdicts import ArtifactCheck
 from headway.services import Services
 
 MODEL = "delay"

@@ -24,11 +24,11 @@ from headway.catalog.registry_facts import Endpoint, ModelVersion, ModelVersionF
 from headway.catalog.run_facts import RunFacts, RunResult
 from headway.declaration import EvaluationSpec, GateSpec, PromotionSpec
 from headway.loading import Pipeline
-from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import champion_of, judge_version
 from headway.registry.keys import KeyRing
 from headway.registry.promote import promote
 from headway.registry.provenance import sign_provenance
+from headway.registry.verdicts import ArtifactCheck
 from headway.services import Services
 from headway.training.identity import CODE_ROOT
 from headway.training.stage import store_code

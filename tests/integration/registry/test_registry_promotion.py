@@ -19,13 +19,13 @@ from headway.registry.dossier import newest_results
 from headway.registry.dsse import sign, statement
 from headway.registry.evaluation import EvaluationRefused
 from headway.registry.evidence import EvidenceMissing, collect_evidence
-from headway.registry.gates import ArtifactCheck
 from headway.registry.judge import JudgeRefused, judge_version
 from headway.registry.keys import VALIDITY_US, KeyRing, Role
 from headway.registry.policy import GATES
 from headway.registry.promote import NotPromoted, RollbackRefused, promote, rollback, verify_served
 from headway.registry.provenance import OtherRun, sign_provenance
 from headway.registry.statements import GATE_VERDICT, PROMOTION, PROVENANCE, record, sign_now
+from headway.registry.verdicts import ArtifactCheck
 
 GATE = "auc_over_logistic"
 

@@ -5,16 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.registry_cases import checks, contract, evaluation, policy_json, scored, verdicts
+from support.registry_cases import ROW_GATES, checks, contract, evaluation, policy_json, scored, verdicts
 
-from headway.registry.gates import MINIMUM_DAYS, ArtifactCheck, ProofCheck
+from headway.registry.gates import MINIMUM_DAYS
 from headway.registry.metrics import Interval
-from headway.registry.policy import GATES, PolicyInvalid, parse_policy
+from headway.registry.policy import PolicyInvalid, parse_policy
+from headway.registry.verdicts import ArtifactCheck, ProofCheck
 
 
 def test_a_good_version_passes_every_gate() -> None:
     found = verdicts()
-    assert tuple(found) == GATES
+    assert tuple(found) == ROW_GATES
     assert {v.verdict for v in found.values()} == {"pass"}
     gain = found["auc_over_historical_rate"].metrics
     assert gain["lower"] > gain["margin"] == 0.0  # type: ignore[operator]

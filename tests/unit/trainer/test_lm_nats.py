@@ -22,8 +22,8 @@ VOCAB, END, CONTEXT = 23, 22, 8
 
 def _decoder() -> nn.Module:
     torch.manual_seed(3)
-    shape = {"dim": 16, "layers": 2, "heads": 2, "kv_heads": 1, "hidden": 16}
-    model = Decoder(DecoderOptions(vocab=VOCAB, sequence=CONTEXT, **shape))
+    options = {"vocab": VOCAB, "sequence": CONTEXT, "dim": 16, "layers": 2, "heads": 2, "kv_heads": 1, "hidden": 16}
+    model = Decoder(DecoderOptions.parse(options))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(4.0)  # Far from uniform: a token in the wrong place changes the sum.
