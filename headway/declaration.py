@@ -11,7 +11,16 @@ import re
 from typing import Annotated, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from headway.declaration_base import Name, Share, Spec
 from headway.declaration_text import InterpreterFiles, TextFiles, TextSpec
@@ -466,6 +475,16 @@ class NodesSpec(Spec):
         return self
 
 
+def _number_or_range(value: object) -> str:
+    return "Range" if isinstance(value, dict | NodesSpec) else "Number"
+
+
+# Told apart by their form, so that a mistake is told of the one that was meant.
+Nodes = Annotated[
+    Annotated[int, Field(ge=1), Tag("Number")] | Annotated[NodesSpec, Tag("Range")], Discriminator(_number_or_range)
+]
+
+
 class CheckpointsSpec(Spec):
     """Which checkpoints stay beside the best one, and whether training waits for them."""
 
@@ -502,7 +521,7 @@ class TrainingSpec(Spec):
     zero: int | None = Field(
         default=None, ge=0, le=3, description="ZeRO stage of the deepspeed engine without a layout; 1 when not given."
     )
-    nodes: Annotated[int, Field(ge=1)] | NodesSpec = Field(
+    nodes: Nodes = Field(
         default=2, description="How many, or {min, max}: the fewest that an attempt may go on with after a loss."
     )
     processes_per_node: int | None = Field(

@@ -61,12 +61,16 @@ class LayoutRefused(HeadwayError):
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a launch may change; everything but `retry` and `note` makes it another run."""
+    """What a launch may change; everything but `retry` and `note` makes it another run.
+
+    `nodes` alone fixes their number; `min_nodes` makes a range of it, or of the most that are declared.
+    """
 
     epochs: int | None = None
     lr: float | None = None
     seed: int | None = None
     nodes: int | None = None
+    min_nodes: int | None = None
     repeat: int = 0
     retry: bool = False
     note: str = ""
@@ -162,7 +166,7 @@ def declared_layout(training: TrainingSpec) -> LayoutSpec:
     if training.layout:
         if training.zero is not None:
             raise SpecRefused("layout.zero", f"{training.zero} beside a layout; write zero={training.zero} into it")
-        layout = parse_layout(training.engine, training.layout, training.nodes, training.processes_per_node)
+        layout = parse_layout(training.engine, training.layout, training.most_nodes, training.processes_per_node)
     else:
         layout = _plain_layout(training)
     return replace(
@@ -171,6 +175,7 @@ def declared_layout(training: TrainingSpec) -> LayoutSpec:
         offload=training.offload,
         activation_checkpointing=training.activation_checkpointing,
         compile=training.compile,
+        min_nodes=training.fewest_nodes if training.fewest_nodes < training.most_nodes else 0,
     )
 
 
@@ -225,6 +230,8 @@ def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
     changed: dict[str, Any] = {
         name: value for name in ("epochs", "lr", "seed", "nodes") if (value := getattr(asked, name)) is not None
     }
+    if asked.min_nodes is not None:
+        changed["nodes"] = {"min": asked.min_nodes, "max": changed.get("nodes", declared_training(spec).most_nodes)}
     try:
         return TrainingSpec.model_validate({**declared_training(spec).model_dump(), **changed})
     except ValidationError as error:
@@ -235,8 +242,9 @@ def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
 def _plain_layout(training: TrainingSpec) -> LayoutSpec:
     processes = training.processes_per_node or 1
     stage = 1 if training.zero is None and training.engine == "deepspeed" else training.zero or 0
-    degree: Any = {PLAIN_DEGREE[training.engine]: training.nodes * processes}
-    return LayoutSpec(engine=training.engine, zero=stage, nodes=training.nodes, processes_per_node=processes, **degree)
+    nodes = training.most_nodes
+    degree: Any = {PLAIN_DEGREE[training.engine]: nodes * processes}
+    return LayoutSpec(engine=training.engine, zero=stage, nodes=nodes, processes_per_node=processes, **degree)
 
 
 def _run_spec(
@@ -273,6 +281,9 @@ def _run_spec(
             epochs=declared.epochs,
             patience=declared.early_stopping.patience,
             checkpoint_every=declared.checkpoint_every,
+            keep_last=declared.checkpoints.keep_last,
+            keep_every_hours=declared.checkpoints.keep_every_hours,
+            synchronous=declared.checkpoints.synchronous,
         ),
         restart=RestartSpec(max_attempts=declared.max_attempts),
     )
