@@ -15,6 +15,7 @@ from headway.home import load_settings
 # the group would otherwise import every subcommand with all that it needs.
 COMMANDS = {
     "check": ("headway.cli.check", "Check a pipeline's declaration."),
+    "dagster": ("headway.cli.dagster_sync", "Compare what Dagster shows with the catalog, and mend it."),
     "datasets": ("headway.cli.datasets", "Look at sources, canonical rows and dataset versions."),
     "demo": ("headway.cli.demo", "Play recorded data through the real system, on a clock that it moves."),
     "doctor": ("headway.cli.doctor", "Look whether this installation can work, and say what mends it."),
