@@ -118,6 +118,11 @@ class Cluster:
         """Names of the nodes."""
         return sorted(node["metadata"]["name"] for node in self.admin.items("/api/v1/nodes"))
 
+    def cordon(self, *, unschedulable: bool) -> None:
+        """Let no new pod onto any node, or let them again."""
+        for node in self.nodes():
+            self.admin.send("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": unschedulable}})
+
 
 def given_cluster(environ: Mapping[str, str], store: Path) -> Cluster:
     """The cluster that the environment names."""

@@ -77,7 +77,7 @@ def test_e03_three_of_four_pods_evicted_three_times(bench: ClusterBench) -> None
 def test_e05_the_budget_of_time_starts_at_the_first_step(bench: ClusterBench) -> None:
     """Pods wait for a place for longer than the attempt may run; it starts all the same, and ends by its own clock."""
     bench.changes.update(active_deadline_s=4)
-    with_cordon(bench, unschedulable=True)
+    bench.cluster.cordon(unschedulable=True)
     try:
         run_id = bench.start(max_attempts=1, orders={"hold": True})
         bench.until(run_id, lambda run: "unschedulable" in str(run.last.waiting), "the reason of waiting")
@@ -85,7 +85,7 @@ def test_e05_the_budget_of_time_starts_at_the_first_step(bench: ClusterBench) ->
         bench.reconcile(run_id)
         assert bench.run(run_id).last.state == "admitted"
     finally:
-        with_cordon(bench, unschedulable=False)
+        bench.cluster.cordon(unschedulable=False)
     bench.stepping(run_id, steps=3)
     run = bench.finished(run_id)
     assert (run.status, run.last.reason_code) == ("failed", "deadline")
@@ -235,12 +235,6 @@ def job_of(bench: ClusterBench, attempt: int) -> dict[str, Any] | None:
     """The Job of an attempt."""
     found = [j for j in bench.things("jobs") if j["metadata"]["labels"]["headway.dev/attempt"] == str(attempt)]
     return found[0] if found else None
-
-
-def with_cordon(bench: ClusterBench, *, unschedulable: bool) -> None:
-    """Let no pod onto any node, or let them again."""
-    for node in bench.cluster.nodes():
-        bench.cluster.admin.send("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": unschedulable}})
 
 
 def replacement_of(pod: dict[str, Any]) -> dict[str, Any]:

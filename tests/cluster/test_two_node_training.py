@@ -14,7 +14,7 @@ from support.serving import ask
 from support.shop_serving import serving_shop
 from support.training_bench import TrainingBench, build_shop
 
-from tests.cluster.cluster_env import Cluster
+from tests.cluster.cluster_env import Cluster, wait_until
 
 AS_OF = "2026-04-01"
 WAIT_S = 500
@@ -22,6 +22,9 @@ STAGES = [{"path": ["shop", "training_run"]}, {"path": ["shop", "model_version"]
 LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 STATUS = """query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
+TERMINATE = """mutation($id: String!) { terminateRun(runId: $id) { __typename } }"""
+LOG = """query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection {
+  events { ... on MessageEvent { message } } } } }"""
 SHOWN = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization { status } } } } } } }"""
 
@@ -70,7 +73,13 @@ def with_deepspeed(attributes: dict[str, Any]) -> None:
 
 
 def test_a_two_node_deepspeed_job_from_the_page_to_a_gated_version(shop: OnCluster, cluster: Cluster) -> None:
+    """First no node has a place for it: the page says why it waits, and takes it back. Then it trains."""
     with serving_shop(shop.folder.parent, shop, None) as url:
+        cluster.cordon(unschedulable=True)
+        try:
+            cancelled_while_it_waits(url, shop, cluster)
+        finally:
+            cluster.cordon(unschedulable=False)
         launched = launch(url)
         status = ended(url, launched)
         assert status == "SUCCESS", (shop.folder.parent / "dagster.log").read_text()[-4000:]
@@ -79,7 +88,8 @@ def test_a_two_node_deepspeed_job_from_the_page_to_a_gated_version(shop: OnClust
     assert set(checks.values()) == {"SUCCEEDED"}
     assert {"contract", "leakage_proof", "segments"} <= set(checks)
     (run,) = shop.runs()
-    assert (run.status, len(run.attempts), run.last.launcher) == ("succeeded", 1, "kubernetes")
+    assert [attempt.reason_code for attempt in run.attempts] == ["cancelled", "done"]
+    assert (run.status, run.last.launcher) == ("succeeded", "kubernetes")
     assert run.facts.layout["engine"] == "deepspeed"
     hosts = node_hosts(shop, run.run_id)
     assert len(set(hosts.values())) == 2, hosts
@@ -87,6 +97,23 @@ def test_a_two_node_deepspeed_job_from_the_page_to_a_gated_version(shop: OnClust
     assert version["run_id"] == run.run_id
     assert objects(cluster, Path(shop.more["HEADWAY_PLATFORM"])) == []
     assert shop.run("fsck").exit_code == 0
+
+
+def cancelled_while_it_waits(url: str, shop: OnCluster, cluster: Cluster) -> None:
+    """Launch on a full cluster, read the scheduler's words in Dagster's log, and terminate the run on its page."""
+    launched = launch(url)
+    wait_until(lambda: "unschedulable: node" in told(url, launched), "the reason in Dagster's log")
+    assert "available" in told(url, launched), "the scheduler's own words"
+    assert ask(url, TERMINATE, id=launched)["terminateRun"]["__typename"] == "TerminateRunSuccess"
+    assert ended(url, launched) == "CANCELED"
+    (run,) = shop.runs()
+    assert (run.status, run.last.worker_seconds) == ("cancelled", 0.0)
+    assert objects(cluster, Path(shop.more["HEADWAY_PLATFORM"])) == []
+
+
+def told(url: str, launched: str) -> str:
+    """What Dagster's log of the run says."""
+    return "\n".join(event["message"] for event in ask(url, LOG, id=launched)["logsForRun"]["events"])
 
 
 def launch(url: str) -> str:
