@@ -14,6 +14,7 @@ from trainer.batches import Batch
 from trainer.mesh import Mesh
 from trainer.pieces import FORMAT, ParameterMismatch, Pieces
 from trainer.spec import OptimizerSpec
+from trainer.timing import StepClock
 
 ParameterGroups: TypeAlias = Sequence[Mapping[str, Any]]
 """How the parameters are split for the optimizer: torch's list of groups, each with `params`."""
@@ -58,6 +59,9 @@ class Engine(Protocol):
     before_update: Callable[[], None]
     """Called in each step before the update, the first thing that changes what AdamW works on; a save may still be
     copying that until then."""
+
+    clock: StepClock
+    """Told what a step's time goes into: the passes, the update, the wait for a save."""
 
     def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
         """Learn from this rank's part of one global batch that has `real_items` real items over all ranks.

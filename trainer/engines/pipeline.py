@@ -22,6 +22,7 @@ from trainer.batches import Batch
 from trainer.engines.base import step_loss
 from trainer.mesh import Mesh
 from trainer.spec import STAGES_PER_RANK
+from trainer.timing import Part
 
 _SCHEDULES: Mapping[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -48,6 +49,24 @@ class _Stage(nn.Module):
         return output.to_local() if isinstance(output, DTensor) else output
 
 
+class _TimedStage(PipelineStage):
+    """A stage that says which pass of a micro-batch it is in."""
+
+    in_part: Callable[[Part], AbstractContextManager[None]]
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's signature
+        with self.in_part("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's signature
+        with self.in_part("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's signature
+        with self.in_part("backward"):
+            return super().backward_weight_one_chunk(*args, **kwargs)
+
+
 class Pipeline:
     """The stages of one rank along pp.
 
@@ -56,6 +75,7 @@ class Pipeline:
         mesh: The ranks.
         micro_batches: How many a step has.
         context: Around each forward pass.
+        in_part: What time inside of the block is counted as, see `trainer.timing`.
     """
 
     def __init__(
@@ -64,6 +84,7 @@ class Pipeline:
         mesh: Mesh,
         micro_batches: int,
         context: Callable[[], AbstractContextManager[Any]],
+        in_part: Callable[[Part], AbstractContextManager[None]],
     ) -> None:
         layout = mesh.layout
         self._mesh = mesh
@@ -74,9 +95,11 @@ class Pipeline:
         # FSDP2's modules have to be seen as such; they set their precision themselves.
         self._modules = {i: m if isinstance(m, FSDPModule) else _Stage(m, context) for i, m in stages.items()}
         own = [
-            PipelineStage(module, index, self._count, torch.device("cpu"), group=group)
+            _TimedStage(module, index, self._count, torch.device("cpu"), group=group)
             for index, module in self._modules.items()
         ]
+        for stage in own:
+            stage.in_part = in_part
         one = layout.schedule in ("gpipe", "1f1b")
         make = _SCHEDULES[layout.schedule]
         self._schedule = make(own[0] if one else own, micro_batches, loss_fn=self._loss, scale_grads=False)

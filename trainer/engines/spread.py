@@ -40,6 +40,7 @@ from trainer.parallel.plan import ParallelPlan
 from trainer.pieces import MOMENTS, Piece, Pieces, box_piece, collect, read, step_of
 from trainer.process_group import Group, peers
 from trainer.spec import STAGES_PER_RANK, LayoutSpec, RunSpec
+from trainer.timing import Part, StepClock, mark_end_of_backward
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _OPTIONS = ("initial_lr", "weight_decay", "betas", "eps")
@@ -77,6 +78,7 @@ class SpreadEngine(ABC):
     ) -> None:
         self.mesh = Mesh(spec.layout, group)
         self.before_update = nothing_to_wait_for
+        self.clock = StepClock()
         self._group = group
         self._layout = spec.layout
         self._precision = spec.precision
@@ -104,7 +106,9 @@ class SpreadEngine(ABC):
             from trainer.engines.pipeline import Pipeline
 
             with peers():
-                self._pipeline = Pipeline(self._called, self.mesh, spec.batch.accumulation, self._autocast)
+                self._pipeline = Pipeline(
+                    self._called, self.mesh, spec.batch.accumulation, self._autocast, self._in_part
+                )
 
     @property
     def module(self) -> nn.Module:
@@ -136,14 +140,18 @@ class SpreadEngine(ABC):
         batches = [self._own_part(batch) for batch in micro_batches]
         with peers():
             own_loss = self._passes(batches, real_items, scale)
-            self._place_gradients()
-            self._reduce()
-            norm = self._norm_and_clip(scale)
+            with self.clock.part("backward"):
+                self._place_gradients()
+                self._reduce()
+            with self.clock.part("optimizer"):
+                norm = self._norm_and_clip(scale)
         skipped = self._scaler is not None and self._scaler.skips(norm)
-        self.before_update()
-        if not skipped:
-            self._update()
-        self._balance()
+        with self.clock.part("checkpoint"):
+            self.before_update()
+        with self.clock.part("optimizer"):
+            if not skipped:
+                self._update()
+            self._balance()
         # Tensor ranks all have the same loss.
         own_loss = own_loss if self.mesh.coordinate("tp") == 0 else 0.0
         return StepResult(self._group.sum(own_loss), norm, scale, skipped)
@@ -219,6 +227,10 @@ class SpreadEngine(ABC):
             kept = stage.state_dict().keys()
             yield from ((name, buffer) for name, buffer in stage.named_buffers() if name in kept)
 
+    def _in_part(self, part: Part) -> AbstractContextManager[None]:
+        # The clock may be changed for another after the pipeline was made.
+        return self.clock.part(part)
+
     def _own_part(self, batch: Batch) -> Batch:
         degree = self._layout.sp
         return batch if degree == 1 else batch.sequence_part(self.mesh.coordinate("sp"), degree)
@@ -233,10 +245,13 @@ class SpreadEngine(ABC):
         model = next(iter(self._called.values()))
         for index, batch in enumerate(batches):
             with self._syncing(index == len(batches) - 1):
-                with self._autocast():
-                    output = model(*batch.inputs)
-                loss = step_loss(output, batch, real_items)
-                (loss * factor).backward()
+                with self.clock.part("forward"):
+                    with self._autocast():
+                        output = model(*batch.inputs)
+                    loss = step_loss(output, batch, real_items)
+                with self.clock.part("backward"):
+                    mark_end_of_backward(self.clock, loss)
+                    (loss * factor).backward()
             own_loss += loss.item()
         return own_loss
 

@@ -43,6 +43,7 @@ from trainer.parallel.plan import ParallelPlan, check_plan, matching
 from trainer.pieces import MOMENTS, Piece, Pieces, box_piece, collect, read, step_of, whole_box
 from trainer.process_group import Group, peers
 from trainer.spec import RunSpec
+from trainer.timing import StepClock
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
@@ -89,6 +90,7 @@ class ZeroEngine:
     ) -> None:
         self.mesh = Mesh(spec.layout, group)
         self.before_update = nothing_to_wait_for
+        self.clock = StepClock()
         self.module = model
         self._group = group
         self._layout = layout = spec.layout
@@ -126,22 +128,24 @@ class ZeroEngine:
         with peers():
             for index, whole in enumerate(micro_batches):
                 batch = self._own_part(whole)
-                loss = step_loss(self._engine(*self._inputs(batch)), batch, real_items)
-                # DeepSpeed averages over these ranks; what is wanted is the sum of the ranks' parts of one mean.
-                self._engine.backward(loss * self.mesh.degree(*REPLICAS), scale_wrt_gas=False)
-                own_loss += loss.item()
                 last = index == len(micro_batches) - 1
-                if self._layout.zero < 2:
-                    self._gradient_bytes = _bytes(self._gradients())
-                    self._engine.allreduce_gradients()
-                elif last:
-                    self._gradient_bytes = self._divided_gradient_bytes()
-                # DeepSpeed clips by it at stage 0, and keeps it for itself.
-                norm = self._whole_norm() if last and self._layout.zero == 0 else 0.0
+                with self.clock.part("forward"):
+                    loss = step_loss(self._engine(*self._inputs(batch)), batch, real_items)
+                with self.clock.part("backward"):
+                    # DeepSpeed averages over these ranks; what is wanted is the sum of the ranks' parts of one mean.
+                    self._engine.backward(loss * self.mesh.degree(*REPLICAS), scale_wrt_gas=False)
+                    own_loss += loss.item()
+                    self._reduce(last)
+                with self.clock.part("optimizer"):
+                    # DeepSpeed clips by it at stage 0, and keeps it for itself.
+                    norm = self._whole_norm() if last and self._layout.zero == 0 else 0.0
                 if last:
-                    self.before_update()
-                self._engine.step()
-        self._balance()
+                    with self.clock.part("checkpoint"):
+                        self.before_update()
+                with self.clock.part("optimizer"):
+                    self._engine.step()
+        with self.clock.part("optimizer"):
+            self._balance()
         if self._layout.zero:
             # A gradient that is not finite is a step left out by DeepSpeed; it reports the norm as infinite.
             norm = float(self._engine.get_global_grad_norm() or 0.0)
@@ -199,6 +203,14 @@ class ZeroEngine:
             **self._blocks(),
             "collectives": counted(),
         }
+
+    def _reduce(self, last: bool) -> None:
+        """Sum gradients over the ranks as far as the backward pass has not, and note how much of them there was."""
+        if self._layout.zero < 2:
+            self._gradient_bytes = _bytes(self._gradients())
+            self._engine.allreduce_gradients()
+        elif last:
+            self._gradient_bytes = self._divided_gradient_bytes()
 
     def _check_layout(self) -> None:
         layout = self._layout
