@@ -90,8 +90,8 @@ def load_data(spec: RunSpec, store_root: Path, heartbeat: Callable[[], None]) ->
             nor 1, or no row is left to train on.
         EncodingRefused: an input column cannot be encoded.
     """
-    rows = load_rows(spec.data, store_root, heartbeat)
-    return encode_rows(rows, fit_inputs(rows.train, spec.data.categorical, spec.data.numeric), heartbeat)
+    rows = load_rows(spec.rows, store_root, heartbeat)
+    return encode_rows(rows, fit_inputs(rows.train, spec.rows.categorical, spec.rows.numeric), heartbeat)
 
 
 def encode_rows(rows: Rows, inputs: InputEncoding, heartbeat: Callable[[], None]) -> Dataset:

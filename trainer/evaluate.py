@@ -131,7 +131,7 @@ def _reference_scores(
         return {}
     start = time.monotonic()
     inputs = models["candidate"].inputs
-    learned = load_rows(plan.spec.data, plan.store_root, lambda: None, [c.name for c in plan.historical_rate])
+    learned = load_rows(plan.spec.rows, plan.store_root, lambda: None, [c.name for c in plan.historical_rate])
     dataset = encode_rows(learned, inputs, lambda: None)
     report.fit_rows = len(dataset.train)
     report.seconds["read"] = round(time.monotonic() - start, 3)
@@ -174,7 +174,7 @@ def _boosting(dataset: Dataset, asked: Split, seed: int, report: Report) -> NDAr
 
 
 def _read_rows(plan: Plan) -> pa.Table:
-    data = plan.spec.data
+    data = plan.spec.rows
     asked = [*plan.keep, *(c.name for c in plan.historical_rate), data.target, data.known_at]
     wanted = list(dict.fromkeys([*asked, *(c for path in plan.artifacts.values() for c in input_columns(path))]))
     tables: list[pa.Table] = []
@@ -197,11 +197,11 @@ def _read_rows(plan: Plan) -> pa.Table:
 
 def _label(rows: pa.Table, spec: RunSpec) -> pa.Array:
     """The target as float64, null where it is null or was never known."""
-    target = rows.column(spec.data.target).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    unknown = rows.column(spec.data.known_at).is_null().to_numpy() | np.isnan(target)
+    target = rows.column(spec.rows.target).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    unknown = rows.column(spec.rows.known_at).is_null().to_numpy() | np.isnan(target)
     wrong = target[~unknown & (target != 0) & (target != 1)]
     if len(wrong):
-        raise DataRefused(f"column {spec.data.target!r}", f"holds {float(wrong[0])!r}; a target is 0 or 1")
+        raise DataRefused(f"column {spec.rows.target!r}", f"holds {float(wrong[0])!r}; a target is 0 or 1")
     return pa.array(target, mask=unknown)
 
 

@@ -28,9 +28,12 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
 Offload = Literal["", "optimizer", "parameters"]
 Determinism = Literal["deterministic", "fast"]
 
+TokenSplit = Literal["train", "valid", "held_out"]
+
 ENGINES: tuple[str, ...] = get_args(Engine)
 LAYOUT_OPTIONS = ("activation_checkpointing", "compile")
 MOST_RANKS = 65_536
+MOST_TOKENS = 65_536
 DEGREES = ("dp", "shard", "tp", "pp", "sp", "ep")
 PLAIN_DEGREE: Mapping[str, str] = {"ddp": "dp", "fsdp2": "shard", "deepspeed": "dp"}
 """The degree that an engine's processes count as when nothing else is said."""
@@ -127,6 +130,57 @@ class DataSpec:
             raise SpecRefused("data.numeric", f"columns {twice} stand twice among the inputs")
         if self.validation_from >= self.cut:
             raise SpecRefused("data.validation_from", f"{self.validation_from} is not before the cut {self.cut}")
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One shard of a text: a blob in the store of `tokens` raw little-endian uint16, 2 `size` bytes each.
+
+    Documents stand one after another, each ended by the end token.
+    """
+
+    split: TokenSplit
+    sha256: str
+    size: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenDataSpec:
+    """Which text is learned from, as tokens.
+
+    A sample is `context` tokens and, one token later, the tokens that follow them; `vocab` tokens are known, of which
+    `end_token` ends each document. `tokenizer` is the digest of the blob that makes tokens of text. The files of the
+    split `train` are learned from, those of `valid` decide when to stop, those of `held_out` training never opens.
+    """
+
+    files: tuple[TokenFile, ...]
+    tokenizer: str
+    vocab: int
+    context: int
+    end_token: int
+    kind: Literal["tokens"] = "tokens"
+
+    def of_split(self, split: TokenSplit) -> tuple[TokenFile, ...]:
+        """The shards of a split, in their order."""
+        return tuple(file for file in self.files if file.split == split)
+
+    def check(self) -> None:
+        """Refuse tokens that cannot be learned from."""
+        for split in ("train", "valid"):
+            if not self.of_split(split):
+                raise SpecRefused("data.files", f"no shard of the split {split!r}")
+        for index, file in enumerate(self.files):
+            if file.size != 2 * file.tokens or file.tokens < 0:
+                raise SpecRefused(
+                    f"data.files[{index}].size", f"{file.size} bytes; {file.tokens} tokens of 2 bytes are expected"
+                )
+        if not 2 <= self.vocab <= MOST_TOKENS:
+            raise SpecRefused("data.vocab", f"{self.vocab} is outside of 2 to {MOST_TOKENS}, what 16 bits can say")
+        if not 0 <= self.end_token < self.vocab:
+            raise SpecRefused("data.end_token", f"{self.end_token} is none of the {self.vocab} tokens")
+        if self.context < 1:
+            raise SpecRefused("data.context", f"{self.context} is less than 1")
 
 
 @dataclass(frozen=True)
@@ -350,7 +404,7 @@ def _ratio(name: str, world: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Rows per optimizer step over all ranks, and into how many micro-batches each rank cuts its part."""
+    """Samples (rows, sequences) per optimizer step over all ranks, and how many micro-batches a rank's part makes."""
 
     global_size: int = 1024
     accumulation: int = 1
@@ -381,7 +435,11 @@ class BatchSpec:
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """How long to train: epochs at most, epochs without a better validation loss, steps between checkpoints.
+    """How long to train, when to judge, and when to save.
+
+    Training takes `epochs` epochs, or `steps` steps when those are given (then `epochs` means nothing), and ends before
+    after `patience` judgements without a better validation loss. The validation split is judged at the end of each
+    epoch, or each `judge_every` steps when those are given, and after the last step. `checkpoint_every` is in steps.
 
     `keep_last` newest checkpoints stay, the best one, and of every `keep_every_hours` hours the first (0: none for
     their time). `synchronous` saves hold the training up until they are on the disk; else it goes on meanwhile.
@@ -393,12 +451,17 @@ class ScheduleSpec:
     keep_last: int = field(default=1, metadata=_LATER)
     keep_every_hours: float = field(default=0.0, metadata=_LATER)
     synchronous: bool = field(default=False, metadata=_LATER)
+    steps: int = field(default=0, metadata=_LATER)
+    judge_every: int = field(default=0, metadata=_LATER)
 
     def check(self) -> None:
         """Refuse a run without steps, and one that would keep no checkpoint."""
         for name in ("epochs", "patience", "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise SpecRefused(f"schedule.{name}", f"{getattr(self, name)} is less than 1")
+        for name in ("steps", "judge_every"):
+            if getattr(self, name) < 0:
+                raise SpecRefused(f"schedule.{name}", f"{getattr(self, name)} is less than 0")
         if not 0 <= self.keep_every_hours < math.inf:
             raise SpecRefused("schedule.keep_every_hours", f"{self.keep_every_hours} is no number of hours from 0 on")
 
@@ -423,7 +486,7 @@ class RunSpec:
     """One run, whole. Two specs with one digest compute the same thing on the same machines."""
 
     pipeline: str
-    data: DataSpec
+    data: DataSpec | TokenDataSpec
     model: ModelSpec
     seed: int
     layout: LayoutSpec = LayoutSpec()
@@ -446,9 +509,32 @@ class RunSpec:
             raise SpecRefused("format", f"{self.format!r}; this code reads {RUN_FORMAT!r}")
         for part in (self.data, self.optimizer, self.schedule):
             part.check()
-        check_parallel(
-            self.layout, self.precision, self.optimizer.clip_norm, self.batch, model_facts(self.model.options)
-        )
+        model = model_facts(self.model.options)
+        if isinstance(self.data, TokenDataSpec):
+            _check_fits(self.data, model, self.layout)
+        check_parallel(self.layout, self.precision, self.optimizer.clip_norm, self.batch, model)
+
+    @property
+    def rows(self) -> DataSpec:
+        """The rows that the run learns from.
+
+        Raises:
+            SpecRefused: it learns from tokens.
+        """
+        if not isinstance(self.data, DataSpec):
+            raise SpecRefused("data.kind", f"{self.data.kind!r}; rows of a table are expected here")
+        return self.data
+
+    @property
+    def tokens(self) -> TokenDataSpec:
+        """The tokens that the run learns from.
+
+        Raises:
+            SpecRefused: it learns from rows.
+        """
+        if not isinstance(self.data, TokenDataSpec):
+            raise SpecRefused("data.kind", "missing: the data are rows of a table; tokens are expected here")
+        return self.data
 
     def to_json(self) -> dict[str, Json]:
         """The spec as JSON."""
@@ -479,6 +565,16 @@ class RunSpec:
                 self.on_nodes(nodes)
                 found.append(nodes)
         return tuple(found)
+
+
+def _check_fits(data: TokenDataSpec, model: ModelFacts, layout: LayoutSpec) -> None:
+    """Refuse tokens that the model does not know, samples that are too long for it, or that sp does not divide."""
+    if model.vocab and model.vocab < data.vocab:
+        raise SpecRefused("model.options.vocab", f"{model.vocab} tokens; the data have {data.vocab}")
+    if model.sequence and model.sequence < data.context:
+        raise SpecRefused("model.options.sequence", f"{model.sequence} positions; a sample has {data.context}")
+    if layout.sp > 0 and data.context % layout.sp:
+        raise SpecRefused("data.context", f"{data.context} tokens do not divide by {layout.sp} sequence ranks")
 
 
 def check_parallel(
@@ -601,12 +697,23 @@ def _read(kind: Any, raw: object, path: str) -> object:  # noqa: ANN401 - a type
             raise SpecRefused(path, f"{raw!r:.80}; allowed are {list(get_args(kind))}")
         return raw
     if origin in (Union, UnionType):
-        return raw
+        return _read_object(_tagged(get_args(kind), raw, path), raw, path)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(raw, dict):
             raise SpecRefused(path, f"{raw!r:.80} is no object")
         return cast("object", raw)
     return _read_scalar(kind, raw, path)
+
+
+def _tagged(kinds: tuple[Any, ...], raw: object, path: str) -> object:
+    """Which of `kinds` the `kind` of `raw` names; the one that has no such field stands for documents without it."""
+    tag = cast("dict[str, object]", raw).get("kind") if isinstance(raw, dict) else None
+    by_tag = {getattr(kind, "kind", None): kind for kind in kinds}
+    if tag not in by_tag:
+        raise SpecRefused(
+            f"{path}.kind", f"{tag!r:.80}; allowed are {sorted(name for name in by_tag if name)}, or none"
+        )
+    return by_tag[tag]
 
 
 def _read_object(kind: Any, raw: object, path: str) -> object:  # noqa: ANN401

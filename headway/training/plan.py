@@ -337,7 +337,8 @@ def config_digest(spec: RunSpec) -> str:
     document = dict(spec.to_json())
     del document["data"]
     document["model"] = {"file": spec.model.file, "function": spec.model.function, "options": dict(spec.model.options)}
-    document["columns"] = {"categorical": list(spec.data.categorical), "numeric": list(spec.data.numeric)}
+    if isinstance(spec.data, DataSpec):
+        document["columns"] = {"categorical": list(spec.data.categorical), "numeric": list(spec.data.numeric)}
     return digest_json(document)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.spec import AttemptSpec, RunSpec
+from trainer.spec import AttemptSpec, RunSpec, TokenDataSpec
 
 PREFIX = "headway.dev/"
 INSTANCE, TENANT, RUN, ATTEMPT, TOKEN = (PREFIX + name for name in ("instance", "tenant", "run", "attempt", "token"))
@@ -76,11 +76,17 @@ def names_of(instance: str, tenant: str, attempt: AttemptSpec, spec: RunSpec) ->
             TENANT_NAME: tenant,
             RUN_ID: attempt.run_id,
             PIPELINE: spec.pipeline,
-            # The newest data that it learns from.
-            PARTITION: max(file.partition for file in spec.data.files),
+            PARTITION: _newest_partition(spec),
             SPEC_DIGEST: spec.digest,
         },
     )
+
+
+def _newest_partition(spec: RunSpec) -> str:
+    """The newest data that a run learns from; text has no partitions."""
+    if isinstance(spec.data, TokenDataSpec):
+        return ""
+    return max(file.partition for file in spec.data.files)
 
 
 def whose(document: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -27,9 +27,9 @@ def test_the_window_ends_where_the_month_starts(bench: TrainingBench) -> None:
     assert window.train == MONTHS[:3]
     assert window.evaluate == ("2026-04-01",)
     assert (window.months, window.declared_months) == (3, 12)
-    assert planned.spec.data.cut == window.cut
+    assert planned.spec.rows.cut == window.cut
     assert window.cut - window.validation_from == 7 * 86_400_000_000
-    assert [f.partition for f in planned.spec.data.files] == list(MONTHS[:3])
+    assert [f.partition for f in planned.spec.rows.files] == list(MONTHS[:3])
 
 
 def test_a_shorter_window_takes_the_newest_months(bench: TrainingBench) -> None:
@@ -58,7 +58,7 @@ def test_field_B09_training_names_inputs_that_are_null_nearly_everywhere(bench: 
     assert "training.exclude" in refused.value.remedy
     assert plan(
         edited(bench, max_null_share=0.001, exclude=["by_person__mean_9d", "by_person__share_9d", "by_shop__share_9d"])
-    ).spec.data.numeric
+    ).spec.rows.numeric
 
 
 def test_refused_snapshots_are_left_out_by_name_up_to_the_declared_share(bench: TrainingBench) -> None:

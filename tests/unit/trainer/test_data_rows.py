@@ -70,7 +70,7 @@ def test_rows_stand_in_the_order_of_their_identity_whatever_the_files_were(tmp_p
     straight = loaded(tmp_path, days)
     shuffled = [d.take(np.random.default_rng(i).permutation(len(d))) for i, d in enumerate(days)]
     other = spec_of(tmp_path, shuffled)
-    other = replace(other, data=replace(other.data, files=other.data.files[::-1]))
+    other = replace(other, data=replace(other.rows, files=other.rows.files[::-1]))
     assert same(straight, load_data(other, tmp_path, quiet))
 
 
@@ -94,7 +94,7 @@ def test_every_file_and_part_of_the_work_beats(tmp_path: Path) -> None:
 
 def test_an_altered_a_missing_and_a_misnamed_blob_are_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, tables())
-    file = spec.data.files[2]
+    file = spec.rows.files[2]
     digits = file.sha256.removeprefix("sha256:")
     path = tmp_path / "sha256" / digits[:2] / digits[2:]
     whole = path.read_bytes()
@@ -106,14 +106,14 @@ def test_an_altered_a_missing_and_a_misnamed_blob_are_refused(tmp_path: Path) ->
         load_data(spec, tmp_path, quiet)
     wrong = replace(file, sha256="../../etc/passwd")
     with pytest.raises(ValueError, match="no digest"):
-        load_data(replace(spec, data=replace(spec.data, files=(wrong,))), tmp_path, quiet)
+        load_data(replace(spec, data=replace(spec.rows, files=(wrong,))), tmp_path, quiet)
 
 
 def test_another_row_count_than_the_spec_says_is_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, tables())
-    wrong = replace(spec.data.files[0], rows=29)
+    wrong = replace(spec.rows.files[0], rows=29)
     with pytest.raises(DataRefused, match=r"2013-03-01.*30 rows.*29"):
-        load_data(replace(spec, data=replace(spec.data, files=(wrong,))), tmp_path, quiet)
+        load_data(replace(spec, data=replace(spec.rows, files=(wrong,))), tmp_path, quiet)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_no_row_to_train_on_is_refused_with_the_counts(tmp_path: Path) -> None:
 
 def test_a_window_without_validation_rows_loads(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, tables(2))
-    dataset = load_data(replace(spec, data=replace(spec.data, validation_from=spec.data.cut - 1)), tmp_path, quiet)
+    dataset = load_data(replace(spec, data=replace(spec.rows, validation_from=spec.rows.cut - 1)), tmp_path, quiet)
     assert dataset.counts["valid"] == len(dataset.valid) == 0
     assert dataset.valid.numeric.shape == (0, dataset.inputs.numeric_width)
 

@@ -75,7 +75,7 @@ def test_every_row_gets_the_score_of_every_model(world: tuple[RunSpec, Path], tm
         scores.column("score_logistic").to_numpy().tobytes()
         == load_artifact(logistic).score(rows).probability.tobytes()
     )
-    learned = load_rows(spec.data, folder / "store", quiet)
+    learned = load_rows(spec.rows, folder / "store", quiet)
     rate = historical_rate(
         learned.train, learned.train_target, rows, [RateColumn("carrier"), RateColumn("departure_minute", 60)]
     )

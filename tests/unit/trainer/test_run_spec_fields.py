@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.spec import DEGREES, LayoutSpec, SpecRefused, layout_text, parse_layout, parse_run
+from trainer.spec import DEGREES, LayoutSpec, SpecRefused, TokenDataSpec, layout_text, parse_layout, parse_run
 
 # A run spec as it was stored before `schedule`, `offload`, `activation_checkpointing` and `compile` existed.
 STORED: dict[str, Any] = {
@@ -142,3 +142,57 @@ def test_text_that_is_no_layout_is_refused(engine: str, text: str, nodes: int | 
 
 def test_the_rows_are_split_over_replicas_shards_and_experts() -> None:
     assert parse_layout("fsdp2", "dp=2,shard=3,ep=5,tp=2,pp=2,sp=2").data_ranks == 30
+
+
+def token_document(**changes: object) -> dict[str, Any]:
+    """The stored spec, learning from tokens; `changes` are of its data."""
+    files = [
+        {"split": split, "sha256": "sha256:" + letter * 64, "size": 200, "tokens": 100}
+        for split, letter in (("train", "1"), ("valid", "2"), ("held_out", "3"))
+    ]
+    data = {"files": files, "tokenizer": "sha256:" + "4" * 64, "vocab": 300, "context": 8, "end_token": 256}
+    return STORED | {"data": data | {"kind": "tokens"} | changes}
+
+
+def test_a_spec_of_tokens_is_read_as_it_is_written() -> None:
+    spec = parse_run(json.dumps(token_document()))
+    assert isinstance(spec.data, TokenDataSpec)
+    assert parse_run(json.dumps(spec.to_json())) == spec
+    assert [file.split for file in spec.tokens.of_split("valid")] == ["valid"]
+    with pytest.raises(SpecRefused, match=r"data\.kind: 'tokens'; rows of a table"):
+        _ = spec.rows
+    with pytest.raises(SpecRefused, match="tokens are expected here"):
+        _ = parse_run(json.dumps(STORED)).tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"kind": "images"}, "data.kind"),
+        ({"kind": ["tokens"]}, "data.kind"),
+        ({"files": []}, "data.files"),
+        ({"files": [{"split": "train", "sha256": "sha256:" + "1" * 64, "size": 3, "tokens": 1}]}, "data.files"),
+        ({"files": [{"split": "test", "sha256": "sha256:" + "1" * 64, "size": 2, "tokens": 1}]}, "data.files[0].split"),
+        ({"vocab": 65_537}, "data.vocab"),
+        ({"end_token": 300}, "data.end_token"),
+        ({"context": 0}, "data.context"),
+        ({"target": "late"}, "data.target"),
+    ],
+)
+def test_tokens_that_cannot_be_learned_from_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecRefused) as refused:
+        parse_run(json.dumps(token_document(**changes)))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("name", ["steps", "judge_every"])
+def test_steps_of_a_schedule_are_not_negative(name: str) -> None:
+    with pytest.raises(SpecRefused, match=f"schedule.{name}: -1 is less than 0"):
+        parse_run(json.dumps(STORED | {"schedule": {**STORED["schedule"], name: -1}}))
+
+
+@pytest.mark.parametrize(("option", "value"), [("vocab", 299), ("sequence", 7)])
+def test_a_model_too_small_for_the_tokens_is_refused(option: str, value: int) -> None:
+    model = STORED["model"] | {"options": {option: value}}
+    with pytest.raises(SpecRefused, match=f"model.options.{option}: {value} "):
+        parse_run(json.dumps(token_document() | {"model": model}))
