@@ -709,10 +709,9 @@ def _tagged(kinds: tuple[Any, ...], raw: object, path: str) -> object:
     """Which of `kinds` the `kind` of `raw` names; the one that has no such field stands for documents without it."""
     tag = cast("dict[str, object]", raw).get("kind") if isinstance(raw, dict) else None
     by_tag = {getattr(kind, "kind", None): kind for kind in kinds}
-    if tag not in by_tag:
-        raise SpecRefused(
-            f"{path}.kind", f"{tag!r:.80}; allowed are {sorted(name for name in by_tag if name)}, or none"
-        )
+    if not isinstance(tag, str | None) or tag not in by_tag:
+        allowed = sorted(name for name in by_tag if name)
+        raise SpecRefused(f"{path}.kind", f"{tag!r:.80}; allowed are {allowed}, or none")
     return by_tag[tag]
 
 
