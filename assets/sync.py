@@ -5,7 +5,6 @@ whether the row or the green partition is wrong.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import dagster as dg
 
 from assets.sync_facts import AssetFacts, Fact, pipeline_facts
 from headway.errors import HeadwayError
-from headway.home import load_settings, write_dagster_instance
+from headway.home import Settings, load_settings, write_dagster_instance
 from headway.loading import DEFS_FILE, PIPELINES_ROOT, Pipeline, load_pipeline
 from headway.services import open_services
 
@@ -139,17 +138,17 @@ def main() -> int:
     arguments = parser.parse_args()
     names = arguments.pipeline or sorted(file.parent.name for file in PIPELINES_ROOT.glob(f"*/{DEFS_FILE}"))
     try:
-        return _run([load_pipeline(name) for name in names], check=arguments.check)
+        return sync(load_settings(), [load_pipeline(name) for name in names], check=arguments.check)
     except HeadwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(pipelines: Sequence[Pipeline], *, check: bool) -> int:
-    settings = load_settings()
-    os.environ["DAGSTER_HOME"] = str(write_dagster_instance(settings))
+def sync(settings: Settings, pipelines: Sequence[Pipeline], *, check: bool) -> int:
+    """Print the differences of Dagster's instance of `settings`, and mend them unless `check`; 1 when some are left."""
+    home = write_dagster_instance(settings)
     left = mended = 0
-    with open_services(settings) as services, dg.DagsterInstance.get() as instance:
+    with open_services(settings) as services, dg.DagsterInstance.from_config(str(home)) as instance:
         for pipeline in pipelines:
             for facts in pipeline_facts(services, pipeline):
                 found = differences(instance, facts)

@@ -168,7 +168,8 @@ def _snapshot_fact(partition: str, state: "SnapshotState") -> Fact:
     metadata: dict[str, Any] = {"status": state.status, "reason": ": ".join([state.reason, ", ".join(state.blocking)])}
     snapshot = state.snapshot
     if snapshot is None:
-        return Fact(partition, "", metadata, "refused", required=False)
+        refused = {**metadata, "dagster/partition_row_count": 0}
+        return Fact(partition, "", refused, "refused", required=False)
     metadata |= {
         "reason": state.reason,
         "dagster/partition_row_count": snapshot.facts.rows,
