@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,7 +25,10 @@ from trainer.blobs import Json
 from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Saved, Sink
 from trainer.engines.base import Engine, State, StepResult
 from trainer.process_group import Group
+from trainer.profiling import Profiler
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
+from trainer.timing import timed_waits
+from trainer.watch import Watch, Work
 
 _VALID_BATCH = 4096
 
@@ -111,6 +115,8 @@ class Trainer:
         sink: Where events go; only rank 0 tells.
         stop: Whether this rank was asked to stop.
         step_event_every_s: Seconds between `step` events.
+        work: What a step computes, on rank 0.
+        profiler: Traces steps, on rank 0.
 
     Raises:
         SpecRefused: a split has no rows; the message says how many there are.
@@ -127,6 +133,8 @@ class Trainer:
         sink: Sink,
         stop: Stop,
         step_event_every_s: float,
+        work: Work | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         check_rows(spec, train, valid)
         self._spec = spec
@@ -144,6 +152,9 @@ class Trainer:
         self._saved_step = -1
         self._needed = False
         engine.before_update = checkpoints.settle
+        self._clock = engine.clock
+        self._watch = Watch(group, engine, sink, work)
+        self._profiler = profiler
         self._every_s = step_event_every_s
         self._told = (time.monotonic(), 0)
         self.progress = Progress()
@@ -174,17 +185,25 @@ class Trainer:
             PeerLost: another rank is gone.
         """
         try:
-            self._run_steps()
+            with timed_waits(self._clock):
+                self._run_steps()
         except LossNotFinite:
             # What was good before is kept; all ranks are here.
             self._checkpoints.finish()
             raise
+        finally:
+            if self._profiler is not None:
+                self._profiler.close()
         return self.progress
 
     def _run_steps(self) -> None:
+        self._watch.begin()
+        self._look_for_profile()
         while not self.progress.finished:
             self._stop_when_asked()
-            result = self._step()
+            with self._traced():
+                result = self._step()
+            self._clock.step_done()
             self._tell_step(result)
             better = self._end_epoch() if self.progress.step % self._plan.steps_per_epoch == 0 else False
             finished = self.progress.finished
@@ -192,19 +211,29 @@ class Trainer:
                 self._save("best", needed=True, at_once=finished)
             elif finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
                 self._save("last", at_once=finished)
+        self._watch.end(self.progress.step)
+
+    def _traced(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._profiler is None else self._profiler.around(self.progress.step + 1)
+
+    def _look_for_profile(self) -> None:
+        if self._profiler is not None:
+            with self._clock.part("profile"):
+                self._profiler.look(self.progress.step)
 
     def _step(self) -> StepResult:
         step = self.progress.step
         epoch, _ = self._plan.place(step)
-        if self._order[0] != epoch:
-            self._order = (epoch, self._plan.order(epoch))
         index = self._engine.mesh.data_index
         seed_everything(self._spec.seed, step, index)
         real_rows = self._plan.real_rows(step)
-        batches = [
-            _take(self._train, places, weight)
-            for places, weight in self._plan.micro_batches(self._order[1], step, index)
-        ]
+        with self._clock.part("data"):
+            if self._order[0] != epoch:
+                self._order = (epoch, self._plan.order(epoch))
+            batches = [
+                _take(self._train, places, weight)
+                for places, weight in self._plan.micro_batches(self._order[1], step, index)
+            ]
         result = self._engine.step(batches, real_rows, rate_factor(step, self._total, self._spec.optimizer))
         self._sink.beat()
         # A gradient that overflows under a scale is tried again with a lower one, as long as there is a lower one.
@@ -225,7 +254,8 @@ class Trainer:
 
     def _end_epoch(self) -> bool:
         """Judge the validation rows, tell the epoch, decide whether to go on; whether this step is the best so far."""
-        loss, auc = self.validate()
+        with self._clock.part("validation"):
+            loss, auc = self.validate()
         before = self.progress
         epoch = before.step // self._plan.steps_per_epoch
         better = before.best_loss is None or loss < before.best_loss
@@ -295,6 +325,10 @@ class Trainer:
 
         A full disk ends the training when the best step would be lost, or a save that is `needed`; else it goes on.
         """
+        with self._clock.part("checkpoint"):
+            return self._save_now(kind, needed, at_once, deadline_s)
+
+    def _save_now(self, kind: Kind, needed: bool, at_once: bool, deadline_s: float | None) -> str | None:
         self._phase("save", self._spec.restart.group_timeout_s)
         self._land(self._checkpoints.finish(deadline_s=deadline_s))
         self._needed = needed
@@ -339,10 +373,14 @@ class Trainer:
 
     def _tell_step(self, result: StepResult) -> None:
         now, (then, samples) = time.monotonic(), self._told
-        if self._group.rank != 0 or now - then < self._every_s:
+        if now - then < self._every_s:
             return
         progress = self.progress
         self._told = (now, progress.samples)
+        told = self._watch.look(progress.step)
+        if self._group.rank != 0:
+            return
+        self._look_for_profile()
         self._sink.emit(
             "step",
             {
@@ -351,7 +389,10 @@ class Trainer:
                 "samples": progress.samples,
                 "loss": result.loss,
                 "grad_norm": result.grad_norm,
+                "lr": self._spec.optimizer.lr * rate_factor(progress.step - 1, self._total, self._spec.optimizer),
                 "rows_per_s": (progress.samples - samples) / max(now - then, 1e-9),
+                "steps_total": self._total,
+                **told,
                 **self._scaling(result),
             },
         )

@@ -82,6 +82,17 @@ class Group:
             self._put(f"{name}/answer", answer)
         return answer
 
+    def post(self, name: str, mine: Json) -> None:
+        """Leave `mine` for whoever looks, in the place of what this rank left under `name` before; nobody waits."""
+        with peers():
+            self._put(f"{name}/{self.rank}", mine)
+
+    def posted(self, name: str) -> list[Json] | None:
+        """What each rank left newest under `name`, in rank order; None while one has not left anything yet."""
+        keys = [f"{name}/{r}" for r in range(self.world_size)]
+        with peers():
+            return [json.loads(value) for value in self._store.multi_get(keys)] if self._store.check(keys) else None
+
     def stop_step(self, step: int, reason: str | None) -> tuple[int, str] | None:
         """The step after which all ranks stop, and why; None while nobody asked. Call it after every step.
 

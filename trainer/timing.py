@@ -16,7 +16,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -160,30 +160,6 @@ def mark_end_of_backward(clock: StepClock, loss: Tensor) -> None:
     loss.register_hook(queue)
 
 
-@dataclass(frozen=True)
-class RankReport:
-    """What one rank says of itself: its newest split, and the most memory that its process ever held, in bytes."""
-
-    rank: int
-    split: Split
-    peak_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, for the store and for events: seconds per step."""
-        return {
-            "rank": self.rank,
-            "steps": self.split.steps,
-            "busy_s": self.split.busy_s / max(self.split.steps, 1),
-            "split": self.split.per_step(),
-            "peak_bytes": self.peak_bytes,
-        }
-
-
 def peak_memory() -> int:
     """The most memory in bytes that this process has held resident (`ru_maxrss`, which Linux gives in kB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def slowest(reports: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
-    """At most `most` of the ranks' reports, those that held the others up first."""
-    return sorted(reports, key=lambda report: (-report["busy_s"], report["rank"]))[:most]
