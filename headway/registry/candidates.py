@@ -7,11 +7,10 @@ contract is registered and judged in its place.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,22 +29,21 @@ from headway.registry.evaluation import PARTITION, SCORES_FILE, kept_columns, ra
 from headway.registry.judge import Judgement, champion_of, judge_version, named_left_out, set_policy
 from headway.registry.provenance import sign_provenance
 from headway.registry.statements import signed_at
-from headway.registry.trial import copy_artifact, read_artifact_check
+from headway.registry.text_candidates import TextEvaluationRun
+from headway.registry.trial import copy_artifact
 from headway.registry.verdicts import ArtifactCheck
+from headway.registry.workbench import DEADLINE_S, Workbench
 from headway.services import Services
 from headway.training.plan import VALUES_ENTRY, SnapshotsMissing
-from headway.training.stage import stage_code
-from headway.training.trainer_process import TrainerFailed, run_trainer
+from headway.training.trainer_process import run_trainer
 from headway.training.window import declared_training, window_of
 from trainer.blobs import Json, Manifest, ManifestEntry
-from trainer.spec import RunSpec, parse_run
 
 if TYPE_CHECKING:
     from headway.catalog.registry_facts import ModelKind
     from headway.catalog.run_facts import TrainingRun
     from headway.registry.keys import KeyRing
 
-_DEADLINE_S = 1_800.0
 _THREADS = 2
 REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
 
@@ -69,6 +67,22 @@ class Candidate:
     version: ModelVersion
     judgement: Judgement | None
     passed: bool
+
+
+class CaseEvaluation(Protocol):
+    """What a version is judged on; scores are made when they are first asked for."""
+
+    pipeline: Pipeline
+    snapshot_ids: list[str]
+    left_out: Mapping[str, str]
+
+    def try_artifact(self, folder: Path) -> ArtifactCheck:
+        """See `Workbench.try_artifact`."""
+        ...
+
+    def scores(self, version: ModelVersion, champion: ModelVersion | None) -> Path:
+        """A folder with the scores of `version`, of its references, and of the champion if there is one."""
+        ...
 
 
 def newest_run(services: Services, pipeline: str, as_of: str) -> TrainingRun:
@@ -103,11 +117,9 @@ def judge_run(
     """
     if run.status != "succeeded" or run.result is None:
         raise NoSucceededRun(f"run {run.run_id} is {run.status}", "materialize its training_run first")
-    month = evaluated_month(services, pipeline.spec, run.facts.partition)
-    for partition, reason in month.left_out.items():
-        progress(f"left out of the evaluation: {partition} ({reason})")
     candidates: list[Candidate] = []
-    with _Evaluation(services, pipeline, run, month, progress) as evaluation:
+    with Workbench(services, run) as bench:
+        evaluation = _evaluation(services, pipeline, run, bench, progress)
         kinds: tuple[ModelKind, ...] = ("network", "logistic")
         for kind in kinds:
             if kind not in run.result.artifacts:
@@ -119,6 +131,17 @@ def judge_run(
                 break
             progress(f"{kind} (version {version.version}) is refused by its gates")
     return candidates
+
+
+def _evaluation(
+    services: Services, pipeline: Pipeline, run: TrainingRun, bench: Workbench, progress: Callable[[str], None]
+) -> CaseEvaluation:
+    if pipeline.spec.text is not None:
+        return TextEvaluationRun(services, pipeline, run, bench, progress)
+    month = evaluated_month(services, pipeline.spec, run.facts.partition)
+    for partition, reason in month.left_out.items():
+        progress(f"left out of the evaluation: {partition} ({reason})")
+    return _MonthEvaluation(services, pipeline, run, bench, month, progress)
 
 
 def register(
@@ -190,7 +213,7 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 
 
-def _judge(services: Services, keyring: KeyRing, evaluation: _Evaluation, version: ModelVersion) -> Candidate:
+def _judge(services: Services, keyring: KeyRing, evaluation: CaseEvaluation, version: ModelVersion) -> Candidate:
     champion = champion_of(services, version)
     standing = _standing(services, keyring, evaluation, version, champion)
     if standing is not None:
@@ -212,7 +235,7 @@ def _judge(services: Services, keyring: KeyRing, evaluation: _Evaluation, versio
 def _standing(
     services: Services,
     keyring: KeyRing,
-    evaluation: _Evaluation,
+    evaluation: CaseEvaluation,
     version: ModelVersion,
     champion: ModelVersion | None,
 ) -> bool | None:
@@ -234,7 +257,7 @@ def _standing(
     return not checked.unpassed
 
 
-class _Evaluation:
+class _MonthEvaluation:
     """Scores of the evaluated month, made when first asked for and kept until the judgement is over."""
 
     def __init__(
@@ -242,6 +265,7 @@ class _Evaluation:
         services: Services,
         pipeline: Pipeline,
         run: TrainingRun,
+        bench: Workbench,
         month: EvaluatedMonth,
         progress: Callable[[str], None],
     ) -> None:
@@ -251,28 +275,13 @@ class _Evaluation:
         self._services = services
         self._run = run
         self._snapshots = month.snapshots
+        self._bench = bench
         self._progress = progress
-        self._scratch = tempfile.TemporaryDirectory(prefix="headway-evaluation-")
         self._table: pa.Table | None = None
 
-    def __enter__(self) -> _Evaluation:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._scratch.cleanup()
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self._scratch.name)
-
     def try_artifact(self, folder: Path) -> ArtifactCheck:
-        """Try an artifact with the code of its own run; what could not be tried is None, with the reason."""
-        try:
-            return read_artifact_check(
-                run_trainer("trainer.check", ["--artifact", str(folder)], self._code(), _DEADLINE_S)
-            )
-        except TrainerFailed as error:
-            return ArtifactCheck(None, None, (error.message,))
+        """See `Workbench.try_artifact`."""
+        return self._bench.try_artifact(folder)
 
     def scores(self, version: ModelVersion, champion: ModelVersion | None) -> Path:
         """A folder with the scores of `version` as the candidate, and of the champion if there is one."""
@@ -283,7 +292,7 @@ class _Evaluation:
         if champion is not None:
             self._progress(f"scoring {table.num_rows:,} rows with the champion, version {champion.version}")
             table = table.append_column("score_champion", self._champion_scores(champion))
-        target = self._folder / f"scores-{version.version}"
+        target = self._bench.folder / f"scores-{version.version}"
         target.mkdir()
         pq.write_table(table, target / SCORES_FILE)
         return target
@@ -299,7 +308,7 @@ class _Evaluation:
         artifacts: dict[str, Json] = {}
         for name, role in (("network", "candidate"), ("logistic", "logistic")):
             if name in self._run.result.artifacts:
-                folder = self._folder / name
+                folder = self._bench.folder / name
                 copy_artifact(self._services.store, self._run.result.artifacts[name], folder)
                 artifacts[role] = str(folder)
         artifacts.setdefault("candidate", artifacts.get("logistic"))
@@ -309,9 +318,9 @@ class _Evaluation:
         )
         plan: dict[str, Json] = {
             "train": {
-                "spec": self._spec().to_json(),
+                "spec": self._bench.spec.to_json(),
                 "store_root": str(self._services.store.root),
-                "code_root": str(self._code()),
+                "code_root": str(self._bench.code()),
             },
             "rows": [str(self._values_path(s)) for s in self._snapshots],
             "keep": list(kept_columns(self.pipeline.spec)),
@@ -319,10 +328,10 @@ class _Evaluation:
             "historical_rate": rate_columns(self.pipeline.spec),
             "reference_models": list(REFERENCE_MODELS),
         }
-        (self._folder / "plan.json").write_text(json.dumps(plan))
-        output = self._folder / "evaluation"
-        arguments = ["--plan", str(self._folder / "plan.json"), "--output", str(output)]
-        run_trainer("trainer.evaluate", arguments, self._code(), _DEADLINE_S, _THREADS)
+        (self._bench.folder / "plan.json").write_text(json.dumps(plan))
+        output = self._bench.folder / "evaluation"
+        arguments = ["--plan", str(self._bench.folder / "plan.json"), "--output", str(output)]
+        run_trainer("trainer.evaluate", arguments, self._bench.code(), DEADLINE_S, _THREADS)
         report = json.loads((output / "report.json").read_text())
         self._progress(
             f"evaluated: {report['labelled_rows']:,} labelled rows; seconds "
@@ -336,9 +345,3 @@ class _Evaluation:
     def _values_path(self, snapshot: FeatureSnapshot) -> Path:
         entry: ManifestEntry = read_manifest(self._services.store, snapshot.manifest_digest).entry(VALUES_ENTRY)
         return self._services.store.read_path(entry.sha256)
-
-    def _spec(self) -> RunSpec:
-        return parse_run(self._services.store.get_bytes(self._run.facts.spec_digest))
-
-    def _code(self) -> Path:
-        return stage_code(self._services.store, self._spec().model.code_manifest, self._folder / "code")

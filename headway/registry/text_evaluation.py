@@ -7,9 +7,9 @@ observations, are drawn together.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BITS_PER_BYTE = "bits_per_byte"
-STREAMS = b"headway.streams"
-"""Key of the table's metadata that says how large all documents are as one compressed stream."""
+MEASURED = b"headway.measured"
+"""Key of the table's metadata: `streams` (bytes of all documents as one compressed stream) and how it was measured."""
 
 _BITS = "bits_"
 _NAMED = ("document", "group", "bytes")
@@ -34,8 +34,8 @@ _NAMED = ("document", "group", "bytes")
 class ScoredDocuments:
     """The held-out documents, arrays [n] in one order.
 
-    `unit` numbers what is drawn together, `size` counts original bytes, `scores` holds each coder's bits by name, and
-    `streams` the bytes of all documents as one compressed stream.
+    `unit` numbers what is drawn together, `size` counts original bytes, `scores` holds each coder's bits by name,
+    `streams` the bytes of all documents as one compressed stream. `measured` is what else is to be known of it.
     """
 
     digest: str
@@ -43,6 +43,7 @@ class ScoredDocuments:
     size: NDArray[np.int64]
     scores: Mapping[str, Floats]
     streams: Mapping[str, int]
+    measured: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TextEvaluation:
 
     `metrics` is coder -> `bits_per_byte` -> interval; `gains` is reference -> paired difference of bits per byte,
     reference - candidate, above 0 where the candidate needs less; `streams` is compressor -> bits per byte of all
-    documents as one stream; `not_finite` counts documents without a number, by coder.
+    documents as one stream; `not_finite` counts documents without a number, by coder; `measured` is how it was done.
     """
 
     scores_digest: str
@@ -64,6 +65,7 @@ class TextEvaluation:
     gains: Mapping[str, Interval | None]
     streams: Mapping[str, float]
     not_finite: Mapping[str, int]
+    measured: Mapping[str, Json]
 
     def to_json(self) -> dict[str, Json]:
         """The evaluation as JSON."""
@@ -84,6 +86,7 @@ class TextEvaluation:
             "gains": {reference: _json(found) for reference, found in self.gains.items()},
             "streams": dict(self.streams),
             "not_finite": dict(self.not_finite),
+            "measured": dict(self.measured),
         }
 
 
@@ -107,7 +110,7 @@ def read_documents(folder: Path) -> ScoredDocuments:
     documents = table.column("document").to_pylist()
     if len(set(documents)) != len(documents):
         raise EvaluationRefused("a document stands twice")
-    size = np.asarray(_floats(table, "bytes"))
+    size, (streams, measured) = np.asarray(_floats(table, "bytes")), _measured(table)
     if not (size >= 0).all():
         raise EvaluationRefused("a document has no size, or one below 0")
     return ScoredDocuments(
@@ -115,7 +118,8 @@ def read_documents(folder: Path) -> ScoredDocuments:
         unit=np.unique(np.asarray(table.column("group").to_pylist(), dtype=np.str_), return_inverse=True)[1],
         size=size.astype(np.int64),
         scores={n.removeprefix(_BITS): _floats(table, n) for n in names if n.startswith(_BITS)},
-        streams=_streams(table),
+        streams=streams,
+        measured=measured,
     )
 
 
@@ -141,6 +145,7 @@ def measure_documents(scored: ScoredDocuments, policy: Policy) -> TextEvaluation
         },
         streams={name: 8.0 * size / whole for name, size in scored.streams.items() if whole > 0},
         not_finite={name: int((~np.isfinite(bits)).sum()) for name, bits in scored.scores.items()},
+        measured=scored.measured,
     )
 
 
@@ -162,12 +167,14 @@ def _interval(statistic: Statistic | None, units: int, counts: Counts, policy: P
     return None if statistic is None else interval(statistic, units, counts, policy.confidence)
 
 
-def _streams(table: "pa.Table") -> dict[str, int]:
-    written = (table.schema.metadata or {}).get(STREAMS)
-    found: object = None if written is None else json.loads(written)
-    if not isinstance(found, dict) or not all(type(size) is int for size in found.values()):
+def _measured(table: "pa.Table") -> tuple[dict[str, int], dict[str, Json]]:
+    written = (table.schema.metadata or {}).get(MEASURED)
+    found: Any = None if written is None else json.loads(written)
+    streams: Any = found.pop("streams", None) if isinstance(found, dict) else None
+    sizes = cast("dict[str, object]", streams) if isinstance(streams, dict) else {"": ""}
+    if not all(type(size) is int for size in sizes.values()):
         raise EvaluationRefused(f"{SCORES_FILE} does not say how large the documents are as one stream")
-    return {str(name): int(size) for name, size in found.items()}
+    return cast("dict[str, int]", sizes), cast("dict[str, Json]", found)
 
 
 def _floats(table: "pa.Table", name: str) -> Floats:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headway.registry.evaluation import SCORES_FILE
-from headway.registry.text_evaluation import STREAMS, ScoredDocuments
+from headway.registry.text_evaluation import MEASURED, ScoredDocuments
 
 TEXT_GATES = (
     "bits_per_byte_over_gzip",
@@ -69,7 +69,8 @@ def write_documents(folder: Path, scored: ScoredDocuments) -> Path:
         "bytes": scored.size,
     }
     columns |= {f"bits_{name}": bits for name, bits in scored.scores.items()}
-    table = pa.table(columns).replace_schema_metadata({STREAMS: json.dumps(dict(scored.streams))})
+    measured = json.dumps({**scored.measured, "streams": dict(scored.streams)})
+    table = pa.table(columns).replace_schema_metadata({MEASURED: measured})
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / SCORES_FILE)
     return folder
