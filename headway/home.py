@@ -47,7 +47,8 @@ class Settings:
     """The settings in force, read once from the environment by `load_settings`.
 
     `dagster_database_url` is empty when Dagster keeps its instance in SQLite; port 0 takes any free one.
-    `platform_file` describes the cluster that the profile `cluster` trains on.
+    `platform_file` describes the cluster that the profile `cluster` trains on. `local_nodes` is how many nodes this
+    machine carries for the next attempt of an elastic run, 0 for as many as are asked for.
     """
 
     home: Path
@@ -60,6 +61,7 @@ class Settings:
     online_url: str
     serve_port: int
     platform_file: Path | None
+    local_nodes: int
     debug: bool
     effective: tuple[Effective, ...]
     unknown: tuple[str, ...]
@@ -125,6 +127,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     online_url = reader.take("ONLINE_URL", f"sqlite:///{home / 'online.db'}", _word)
     serve_port = reader.take("SERVE_PORT", 8080, _port)
     platform_file = reader.take("PLATFORM", "", _optional_word)
+    local_nodes = reader.take("LOCAL_NODES", 0, _count)
     debug = reader.take("DEBUG", False, _flag)
     known = [entry.variable for entry in reader.effective]
     unknown = tuple(sorted(name for name in source if name.startswith(PREFIX) and name not in known))
@@ -141,6 +144,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         online_url=online_url,
         serve_port=serve_port,
         platform_file=Path(platform_file).expanduser().resolve() if platform_file else None,
+        local_nodes=local_nodes,
         debug=debug,
         effective=tuple(reader.effective),
         unknown=unknown,
@@ -219,6 +223,12 @@ def _optional_word(variable: str, text: str) -> str:
 def _port(variable: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise SettingError(f"{variable} is {text!r}", "a port is a whole number from 0 (any free one) to 65535")
+    return int(text)
+
+
+def _count(variable: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise SettingError(f"{variable} is {text!r}", "a number is whole and from 0 (no limit) to 65535")
     return int(text)
 
 

@@ -101,6 +101,8 @@ class Rank:
     ) -> None:
         self._environ = environ
         self._attempt = attempt
+        self._declared = spec
+        # Checked in `run`: of an elastic run, the attempt may have fewer nodes than are declared.
         self._spec = spec
         self._sink = sink
         self._stop = stop
@@ -116,6 +118,7 @@ class Rank:
             Preempted: it was asked to stop, and has saved what there was to save.
             Exception: any error; `exit_code` says what it means.
         """
+        self._spec = self._declared.on_nodes(self._attempt.nodes)
         self._check_world()
         _configure_torch(self._spec)
         self._phase("data", None)
@@ -128,7 +131,7 @@ class Rank:
     def _train(self, dataset: Dataset) -> tuple[Progress, Checkpoints]:
         timeout_s = self._spec.restart.group_timeout_s
         self._phase("group", 2 * timeout_s)
-        identity = Identity(self._attempt.run_id, self._attempt.attempt, self._attempt.token, self._spec.digest)
+        identity = Identity(self._attempt.run_id, self._attempt.attempt, self._attempt.token, self._declared.digest)
         group = join(self._environ, identity, timeout_s=timeout_s, keep=self._keep)
         self._phase("train", None)
         # Every rank begins with the same weights, whatever its number.
@@ -143,7 +146,7 @@ class Rank:
             self._attempt.attempt,
             group,
             self._sink,
-            {"run_id": self._attempt.run_id, "spec_digest": self._spec.digest, **checkpoint_facts(self._spec)},
+            {"run_id": self._attempt.run_id, "spec_digest": self._declared.digest, **checkpoint_facts(self._spec)},
             Retention(schedule.keep_last, schedule.keep_every_hours),
         )
         trainer = Trainer(
@@ -179,13 +182,13 @@ class Rank:
         run_id, folder = self._attempt.run_id, self._artifacts()
         self._phase("baseline", None)
         self._keep()
-        logistic = self._parts.fit_logistic(self._spec, dataset, folder / "logistic", self._keep, run_id=run_id)
+        logistic = self._parts.fit_logistic(self._declared, dataset, folder / "logistic", self._keep, run_id=run_id)
         self._phase("export", None)
         self._keep()
         metrics = final_metrics(progress, dataset.counts)
         network = self._parts.write_network(
             checkpoints.weights(best_step),
-            self._spec,
+            self._declared,
             dataset,
             metrics,
             folder / "network",

@@ -80,8 +80,18 @@ class RunCommands(CatalogBase):
         )
         return submission_of(answer)
 
-    def restart_run(self, principal: Principal, key: str | None, run_id: str, *, reserve_seconds: int) -> Submission:
-        """Ask for another attempt of a run that infrastructure ended: the reconciler's way.
+    def restart_run(
+        self,
+        principal: Principal,
+        key: str | None,
+        run_id: str,
+        *,
+        reserve_seconds: int,
+        layout: Mapping[str, Json] | None = None,
+    ) -> Submission:
+        """Ask for another attempt of a run that infrastructure ended, with a `layout` of its own or the run's.
+
+        The reconciler's way.
 
         Raises:
             UnknownRun: there is no such run.
@@ -93,8 +103,8 @@ class RunCommands(CatalogBase):
             key,
             "run.restart",
             run_id,
-            {"reserve_seconds": reserve_seconds},
-            lambda step: runs.restart(step, run_id, reserve_seconds),
+            {"reserve_seconds": reserve_seconds} | ({} if layout is None else {"layout": dict(layout)}),
+            lambda step: runs.restart(step, run_id, reserve_seconds, layout),
             lambda connection: runs.own_seq(connection, principal.tenant, run_id),
         )
         return submission_of(answer)
@@ -252,12 +262,13 @@ class RunCommands(CatalogBase):
         restart: bool = False,
         reason_code: str | None = None,
         retry: Retry | None = None,
+        next_layout: Mapping[str, Json] | None = None,
     ) -> TrainingRun:
         """Record how an attempt ended; its result and the settlement of its budget are in the same commit.
 
         With `restart`, so is the attempt that follows one which infrastructure ended, under the rules of `restart_run`
-        and with the same reservation: nobody ever sees the run without it. Where a rule forbids it, the run stays as
-        it ended. `retry` says whether the end counts against `max_attempts`; None: the exit code decides.
+        and with the same reservation: nobody ever sees the run without it. It has `next_layout`, or the run's own.
+        Where a rule forbids it, the run stays as it ended. `retry` says whether the end counts against `max_attempts`; None: the exit code decides.
 
         The reservation is given back whole and what was used is committed: worker-seconds rounded up, even where they
         are more than was reserved (the limit is checked when something is reserved). The same end again is answered
@@ -274,8 +285,10 @@ class RunCommands(CatalogBase):
             key,
             "run.finish",
             run_id,
-            encode(ending) | {"attempt": attempt, "token": token, "restart": restart},
-            lambda step: runs.finish(step, run_id, attempt, token, ending, restart),
+            encode(ending)
+            | {"attempt": attempt, "token": token, "restart": restart}
+            | ({} if next_layout is None else {"next_layout": dict(next_layout)}),
+            lambda step: runs.finish(step, run_id, attempt, token, ending, restart, next_layout),
             lambda connection: attempt,
         )
         return run_of(answer)

@@ -65,18 +65,23 @@ _MANY = 500
 
 @dataclass(frozen=True)
 class Ask:
-    """How a run is asked for: by whom, whether in spite of an earlier failure, at what price, run by what."""
+    """How a run is asked for: by whom, whether in spite of an earlier failure, at what price, run by what.
+
+    `layout` is that of a new attempt; None: the run's own.
+    """
 
     asker: Asker
     retry: bool
     reserve_seconds: int
     launcher: str
+    layout: Mapping[str, Json] | None = None
 
     def __post_init__(self) -> None:
         if self.asker not in ("person", "machine"):
             raise InvalidFact("asker", self.asker, "person or machine")
         check_count("reserve_seconds", self.reserve_seconds)
         check_name("launcher", self.launcher)
+        check_json("layout", self.layout)
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,11 @@ def submit(step: Step, facts: RunFacts, ask: Ask) -> Document:
     return _asked_again(step, run, ask, facts.max_attempts)
 
 
-def restart(step: Step, run_id: str, reserve_seconds: int) -> Document:
+def restart(step: Step, run_id: str, reserve_seconds: int, layout: Mapping[str, Json] | None) -> Document:
     """Answer the reconciler's ask for another attempt of a run, under the rules of a machine."""
     run = read_run(step.connection, step.tenant, run_id)
-    return _asked_again(step, run, Ask("machine", False, reserve_seconds, run.last.launcher), run.facts.max_attempts)
+    ask = Ask("machine", False, reserve_seconds, run.last.launcher, layout)
+    return _asked_again(step, run, ask, run.facts.max_attempts)
 
 
 def own_seq(connection: sa.Connection, tenant: str, run_id: str) -> int:
@@ -178,7 +184,15 @@ def beat(connection: sa.Connection, tenant: str, run_id: str, number: int, token
         _refuse_stale(_attempt(connection, tenant, run_id, number), token)
 
 
-def finish(step: Step, run_id: str, number: int, token: int, ending: Ending, restart: bool) -> Document:
+def finish(
+    step: Step,
+    run_id: str,
+    number: int,
+    token: int,
+    ending: Ending,
+    restart: bool,
+    next_layout: Mapping[str, Json] | None,
+) -> Document:
     """Record an attempt's end with its result, settle its budget, and start the next attempt if that is due.
 
     The same end again changes nothing.
@@ -211,11 +225,11 @@ def finish(step: Step, run_id: str, number: int, token: int, ending: Ending, res
     if ending.result is not None:
         _insert_result(step, run_id, number, ending.result)
     if restart and ending.state in ("failed", "lost"):
-        _start_next(step, run_id, number)
+        _start_next(step, run_id, number, next_layout)
     return encode(read_run(step.connection, step.tenant, run_id))
 
 
-def _start_next(step: Step, run_id: str, number: int) -> None:
+def _start_next(step: Step, run_id: str, number: int, layout: Mapping[str, Json] | None) -> None:
     """Start the attempt that follows one which infrastructure ended; it reserves what that one did.
 
     Where a rule forbids it the run stays as it ended, and `restart` answers with the rule.
@@ -223,7 +237,7 @@ def _start_next(step: Step, run_id: str, number: int) -> None:
     run = read_run(step.connection, step.tenant, run_id)
     mine = (run_attempt.c.tenant_id == step.tenant, run_attempt.c.run_id == run_id, run_attempt.c.attempt == number)
     reserved = step.connection.execute(sa.select(run_attempt.c.reserved).where(*mine)).scalar_one()
-    ask = Ask("machine", False, reserved, run.last.launcher)
+    ask = Ask("machine", False, reserved, run.last.launcher, layout)
     with suppress(AttemptsSpent, BudgetExhausted, BudgetMissing, RunCancelled, RunRefused):
         _asked_again(step, run, ask, run.facts.max_attempts)
 
@@ -440,7 +454,7 @@ def _started(step: Step, facts: RunFacts, run_id: str, number: int, ask: Ask) ->
         run_id=run_id,
         attempt=number,
         fencing_token=number,
-        layout=dump(facts.layout),
+        layout=dump(facts.layout if ask.layout is None else ask.layout),
         launcher=ask.launcher,
         external_name=name,
         state="admitted",

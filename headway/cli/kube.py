@@ -110,31 +110,33 @@ def _of_file(settings: Settings, name: str, accelerator: Accelerator) -> tuple[A
         raise SpecUnusable(f"{file} cannot be read: {error.strerror}", "name a readable file") from error
     except SpecRefused as error:
         raise SpecUnusable(f"{file}: {error}", "correct that field of the run spec") from error
-    return _attempt(settings, spec, spec.digest.removeprefix("sha256:")[:24], 1, 1, accelerator), spec
+    run_id = spec.digest.removeprefix("sha256:")[:24]
+    return _attempt(settings, spec, run_id, 1, 1, spec.layout.nodes, accelerator), spec
 
 
 def _of_run(settings: Settings, reference: str, accelerator: Accelerator) -> tuple[AttemptSpec, RunSpec]:
     """The newest attempt of a run of the catalog."""
     from headway.cli.runs import find_run
     from headway.services import open_services
+    from headway.training.reconcile import nodes_of
     from trainer.spec import parse_attempt, parse_run
 
     with open_services(settings) as services:
         run = find_run(services, reference)
         spec = parse_run(services.store.get_bytes(run.facts.spec_digest))
-    attempt = _attempt(settings, spec, run.run_id, run.last.attempt, run.last.token, accelerator)
+    last = run.last
+    attempt = _attempt(settings, spec, run.run_id, last.attempt, last.token, nodes_of(last), accelerator)
     submitted = Path(attempt.run_dir) / "attempts" / str(attempt.attempt) / "attempt.json"
     # What was sent, where it was; it holds the variables of the day.
     return (parse_attempt(submitted.read_bytes()) if submitted.exists() else attempt), spec
 
 
 def _attempt(
-    settings: Settings, spec: RunSpec, run_id: str, number: int, token: int, accelerator: Accelerator
+    settings: Settings, spec: RunSpec, run_id: str, number: int, token: int, nodes: int, accelerator: Accelerator
 ) -> AttemptSpec:
     from headway.training.attempt import attempt_spec
     from headway.training.launchers import runs_root_of
 
     run_dir = runs_root_of(settings) / run_id
-    return attempt_spec(
-        spec, run_id, number, token, run_dir=run_dir, store_root=settings.store_root, accelerator=accelerator
-    )
+    where = {"run_dir": run_dir, "store_root": settings.store_root}
+    return attempt_spec(spec, run_id, number, token, nodes=nodes, accelerator=accelerator, **where)

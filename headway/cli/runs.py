@@ -209,6 +209,7 @@ def _document(run: TrainingRun, stale: list[str]) -> dict[str, Any]:
             {
                 "attempt": a.attempt,
                 "state": a.state,
+                "nodes": a.layout.get("nodes"),
                 "launcher": a.launcher,
                 "code": a.code,
                 "reason": a.reason,

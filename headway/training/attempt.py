@@ -16,17 +16,18 @@ def attempt_spec(
     number: int,
     token: int,
     *,
+    nodes: int,
     run_dir: Path,
     store_root: Path,
     accelerator: Accelerator,
 ) -> AttemptSpec:
-    """Describe attempt `number` of a run; `run_dir` holds the run's own copy of the code, which its workers import."""
+    """Describe attempt `number` of a run, on `nodes` nodes; `run_dir` holds the run's own copy of the code, which its workers import."""
     code = run_dir / "code"
     return AttemptSpec(
         run_id=run_id,
         attempt=number,
         token=token,
-        nodes=spec.layout.nodes,
+        nodes=nodes,
         processes_per_node=spec.layout.processes_per_node,
         run_dir=str(run_dir),
         store_root=str(store_root),

@@ -132,6 +132,10 @@ class Launcher(Protocol):
         """
         ...
 
+    def capacity(self) -> int | None:
+        """Return how many nodes an attempt can have now, None where only its scheduler knows."""
+        ...
+
     def release(self, run_id: str, attempt: int) -> None:
         """Give back what an attempt still holds whose end is recorded: objects of a cluster that were its evidence."""
         ...

@@ -26,7 +26,7 @@ def launcher_for(settings: Settings) -> Launcher:
 
     runs_root = runs_root_of(settings)
     if settings.profile == "local":
-        return LocalLauncher(runs_root, settings.store_root, CODE_ROOT)
+        return LocalLauncher(runs_root, settings.store_root, CODE_ROOT, nodes=settings.local_nodes or None)
     if settings.profile == "cluster":
         return _on_cluster(settings, runs_root)
     raise SettingError(f"HEADWAY_PROFILE is {settings.profile!r}", "`local` and `cluster` are the profiles that train")

@@ -79,17 +79,26 @@ _FINAL_FACTS: Mapping[str, tuple[type, ...]] = {
 class LocalLauncher:
     """Runs attempts as process groups of this machine, under `runs_root`.
 
-    `store_root` and `code_root` are what the attempts' specs should name; `python` runs the supervisors.
+    `store_root` and `code_root` are what the attempts' specs should name; `python` runs the supervisors. `nodes` is how
+    many nodes this machine carries now, which the next attempt of an elastic run heeds; None: as many as are asked for.
     """
 
     name = "local"
     accelerator: Accelerator = "cpu"
 
-    def __init__(self, runs_root: Path, store_root: Path, code_root: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        runs_root: Path,
+        store_root: Path,
+        code_root: Path,
+        python: str = sys.executable,
+        nodes: int | None = None,
+    ) -> None:
         self._runs_root = runs_root.resolve()
         self.store_root = store_root.resolve()
         self.code_root = code_root.resolve()
         self._python = python
+        self._nodes = nodes
 
     def run_dir(self, run_id: str) -> Path:
         """Return the run's directory.
@@ -202,6 +211,10 @@ class LocalLauncher:
             for process in elders_first(marked):
                 kill_process(process)
             time.sleep(0.01)
+
+    def capacity(self) -> int | None:
+        """Return how many nodes this machine carries, None when nobody said."""
+        return self._nodes
 
     def release(self, run_id: str, attempt: int) -> None:
         """Nothing is held: processes are gone when an end is seen, and the run's files are its own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -27,12 +27,14 @@ from headway.catalog.errors import (
 from headway.errors import HeadwayError
 from headway.services import Services
 from headway.training.attempt import attempt_spec
+from headway.training.elastic import Ran, next_nodes
 from headway.training.launch import AttemptRefused, KillFailed, Launcher, LauncherUnavailable, Observation, Waiting
 from headway.training.reasons import ENDED, Retry, reason_of_exit
 from headway.training.results import ArtifactInvalid, collect_result
 from headway.training.stage import stage_code
+from trainer.blobs import Json
 from trainer.events import StreamBroken, one_line
-from trainer.spec import ExitCode, RunSpec, parse_run
+from trainer.spec import ExitCode, RunSpec, layout_on, parse_run
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import Attempt, RunResult, TrainingRun
@@ -222,6 +224,7 @@ class Reconciler:
             run.run_id,
             attempt.attempt,
             attempt.token,
+            nodes=nodes_of(attempt),
             run_dir=run_dir,
             store_root=self._services.store.root,
             accelerator=self._launcher.accelerator,
@@ -302,6 +305,7 @@ class Reconciler:
                 restart=verdict.retry != "never",
                 reason_code=verdict.code,
                 retry=verdict.retry,
+                next_layout=self._next_layout(run, verdict.code) if verdict.retry != "never" else None,
             )
         except StaleAttempt:
             # Another reconciler recorded this end and went on; what it recorded stands.
@@ -311,22 +315,38 @@ class Reconciler:
         if verdict.retry != "never":
             yield from self._follow_up(finished, attempt)
 
+    def _next_layout(self, run: TrainingRun, reason_code: str) -> Mapping[str, Json] | None:
+        """The layout of the attempt that follows one which ended by `reason_code`; None: the run is not elastic."""
+        spec = self.run_spec(run)
+        if not spec.layout.min_nodes:
+            return None
+        history = [Ran(nodes_of(a), a.reason_code or "") for a in run.attempts]
+        history[-1] = Ran(history[-1].nodes, reason_code)
+        nodes = next_nodes(spec.possible_nodes(), history, self._launcher.capacity())
+        return layout_on(spec.layout, nodes).to_json()
+
     def _follow_up(self, run: TrainingRun, ended: Attempt) -> Iterator[Action]:
         """Start the attempt that was committed together with the end, or say what forbade one."""
         if run.status == "open":
-            yield Action(run.run_id, run.last.attempt, "restart", f"attempt {run.last.attempt} follows")
+            before, now = nodes_of(ended), nodes_of(run.last)
+            changed = f" on {now} nodes instead of {before}" if now != before else ""
+            yield Action(run.run_id, run.last.attempt, "restart", f"attempt {run.last.attempt} follows{changed}")
             yield from self._submit(run, run.last)
             return
         try:
             self._services.catalog.restart_run(
-                self._services.principal, None, run.run_id, reserve_seconds=_reserved(self._services, run)
+                self._services.principal,
+                None,
+                run.run_id,
+                reserve_seconds=_reserved(self._services, run),
+                layout=self._next_layout(run, ended.reason_code or ""),
             )
         except (AttemptsSpent, BudgetExhausted, BudgetMissing, RunCancelled, RunRefused) as error:
             yield Action(run.run_id, ended.attempt, "give_up", error.message)
 
     def _keep_events(self, attempt: Attempt) -> str:
         """Move the nodes' events into the catalog; return what is wrong with a stream that lost some."""
-        for node in () if self._dry_run else range(_nodes(attempt)):
+        for node in () if self._dry_run else range(nodes_of(attempt)):
             try:
                 _keep(self._services, self._launcher, attempt, node)
             except (StreamBroken, InvalidFact) as error:
@@ -399,7 +419,8 @@ def _reserved(services: Services, run: TrainingRun) -> int:
     return mine[-1] if mine else 0
 
 
-def _nodes(attempt: Attempt) -> int:
+def nodes_of(attempt: Attempt) -> int:
+    """The nodes that an attempt was given: of an elastic run, not always those of its spec."""
     nodes = attempt.layout.get("nodes")
     assert isinstance(nodes, int)
     return nodes

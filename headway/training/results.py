@@ -35,10 +35,9 @@ def collect_result(services: Services, launcher: Launcher, run: TrainingRun, att
 
     events = _events(services, run.run_id, attempt)
     ended = {e.node for e in events if e.kind == "node_end" and e.node is not None}
-    if len(ended) < run.facts.nodes:
-        raise ArtifactInvalid(
-            f"only nodes {sorted(ended)} of {run.facts.nodes} reported their end", "the attempt is not trusted"
-        )
+    nodes = next(a.layout["nodes"] for a in run.attempts if a.attempt == attempt)
+    if not isinstance(nodes, int) or len(ended) < nodes:
+        raise ArtifactInvalid(f"only nodes {sorted(ended)} of {nodes} reported their end", "the attempt is not trusted")
     artifacts: dict[str, str] = {}
     blobs: list[Blob] = []
     for event in events:

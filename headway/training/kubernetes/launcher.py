@@ -228,6 +228,10 @@ class KubernetesLauncher:
                 )
             time.sleep(_LOOK_EVERY_S)
 
+    def capacity(self) -> int | None:
+        """None: only the scheduler knows, and only when it is asked for a place."""
+        return None
+
     def release(self, run_id: str, attempt: int) -> None:
         """Delete Job and Service of an attempt whose end is recorded; its pods follow, after their logs were kept."""
         pods = self._pods(run_id, attempt)

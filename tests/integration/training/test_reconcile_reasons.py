@@ -63,6 +63,9 @@ class Scripted:
         if attempt == self.immortal:
             raise KillFailed("pods/x is still there", "look at its finalizers")
 
+    def capacity(self) -> int | None:
+        return None
+
     def release(self, run_id: str, attempt: int) -> None:
         self.asked.append(f"release {attempt}")
 
