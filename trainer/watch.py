@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from torch import nn
+
+from trainer.batches import Batch
 from trainer.blobs import Json
 from trainer.checkpoint import Sink
 from trainer.engines.base import Engine
-from trainer.flops import Peak, mfu
+from trainer.flops import Peak, flops_per_item, measured_peak, mfu
 from trainer.mesh import DIMENSIONS
 from trainer.process_group import Group
+from trainer.spec import RunSpec
 from trainer.timing import peak_memory
 
 _ALL_EVERY_S = 60.0
@@ -39,6 +43,18 @@ class Work:
     def flops_per_step(self) -> float:
         """Operations of a full step over all ranks."""
         return self.flops_per_item * self.items
+
+
+def measure_work(spec: RunSpec, model: nn.Module, sample: Batch, items: int) -> Work:
+    """Count and measure what a run computes, before its model is divided: a tenth of a second.
+
+    Args:
+        spec: The run.
+        model: Its model, whole.
+        sample: A few of its samples.
+        items: Items (rows, tokens) of one sample.
+    """
+    return Work(flops_per_item(model, sample), spec.batch.global_size * items, measured_peak(spec.precision))
 
 
 class Watch:
