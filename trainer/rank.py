@@ -1,7 +1,7 @@
 """What one rank does, from its data to its artifacts, once torch is imported; `trainer.worker` runs it.
 
-Phases: data, group, train (and save), then all ranks leave the group and rank 0 alone goes on: baseline, export, done.
-The artifacts are made from the weights of the best checkpoint, read back from the disk.
+Phases: data, group, train (and save), then all ranks leave the group and rank 0 alone goes on: baseline (of rows), export,
+done. The artifacts are made from the weights of the best checkpoint, read back from the disk.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,20 +13,31 @@ import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport] - the first optimizer step would load it, and look slow
 from torch import nn
 
-from trainer.artifact import write_network
+from trainer.artifact import write_language, write_network
 from trainer.baselines import fit_logistic
 from trainer.blobs import Json, Manifest
 from trainer.checkpoint import Checkpoints, DiskFull, Retention, Sink, StaleAttempt, StorageFailed, checkpoint_facts
 from trainer.data import DataRefused, Dataset, load_data
-from trainer.encoders import EncodingRefused, InputEncoding
+from trainer.encoders import EncodingRefused
 from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
-from trainer.loop import LossNotFinite, Preempted, Progress, ResumeRefused, Stop, Trainer, check_rows, seed_everything
-from trainer.models.factory import CodeRefused, build_model, parallel_plan, parameter_groups
+from trainer.examples import Examples, RowExamples
+from trainer.loop import (
+    LossNotFinite,
+    Preempted,
+    Progress,
+    ResumeRefused,
+    Stop,
+    Trainer,
+    check_samples,
+    seed_everything,
+)
+from trainer.models.factory import CodeRefused, Inputs, build_model, parallel_plan, parameter_groups
 from trainer.parallel.plan import ParallelPlan, PlanMismatch
 from trainer.pieces import ParameterMismatch
 from trainer.process_group import Identity, PeerLost, join
-from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused
+from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, TokenDataSpec
+from trainer.tokens import TokenDataset, load_tokens
 
 _REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused, PlanMismatch)
 _INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull)
@@ -69,7 +80,7 @@ class Parts:
     """What a rank is made of beside the loop: data, model, artifacts."""
 
     load_data: Callable[[RunSpec, Path, Callable[[], None]], Dataset] = load_data
-    build_model: Callable[[RunSpec, InputEncoding, Path], nn.Module] = build_model
+    build_model: Callable[[RunSpec, Inputs, Path], nn.Module] = build_model
     parameter_groups: Callable[[RunSpec, nn.Module, Path], ParameterGroups] = parameter_groups
     parallel_plan: Callable[[RunSpec, Path], ParallelPlan | None] = parallel_plan
     write_network: WriteNetwork = write_network
@@ -122,13 +133,19 @@ class Rank:
         self._check_world()
         _configure_torch(self._spec)
         self._phase("data", None)
-        dataset = self._parts.load_data(self._spec, Path(self._attempt.store_root), self._keep)
-        check_rows(self._spec, dataset.train, dataset.valid)
+        dataset = self._load()
+        check_samples(self._spec, dataset.train, dataset.valid)
         progress, checkpoints = self._train(dataset)
         if int(self._environ["RANK"]) == 0:
             self._finish(dataset, progress, checkpoints)
 
-    def _train(self, dataset: Dataset) -> tuple[Progress, Checkpoints]:
+    def _load(self) -> Dataset | TokenDataset:
+        store_root = Path(self._attempt.store_root)
+        if isinstance(self._spec.data, TokenDataSpec):
+            return load_tokens(self._spec.data, store_root, self._keep)
+        return self._parts.load_data(self._spec, store_root, self._keep)
+
+    def _train(self, dataset: Dataset | TokenDataset) -> tuple[Progress, Checkpoints]:
         timeout_s = self._spec.restart.group_timeout_s
         self._phase("group", 2 * timeout_s)
         identity = Identity(self._attempt.run_id, self._attempt.attempt, self._attempt.token, self._declared.digest)
@@ -151,8 +168,7 @@ class Rank:
         )
         trainer = Trainer(
             self._spec,
-            dataset.train,
-            dataset.valid,
+            *_examples(dataset),
             engine,
             group,
             checkpoints,
@@ -175,32 +191,44 @@ class Rank:
         if saved is not None:
             trainer.resume(saved)
 
-    def _finish(self, dataset: Dataset, progress: Progress, checkpoints: Checkpoints) -> None:
-        """Rank 0 alone: fit the baseline, export both artifacts from the best step, and tell."""
+    def _finish(self, dataset: Dataset | TokenDataset, progress: Progress, checkpoints: Checkpoints) -> None:
+        """Rank 0 alone: export the artifacts from the best step, and tell."""
         best_step = progress.best_step
-        assert best_step is not None, "training ends after an epoch, and every epoch is judged"
-        run_id, folder = self._attempt.run_id, self._artifacts()
-        self._phase("baseline", None)
-        self._keep()
-        logistic = self._parts.fit_logistic(self._declared, dataset, folder / "logistic", self._keep, run_id=run_id)
-        self._phase("export", None)
-        self._keep()
-        metrics = final_metrics(progress, dataset.counts)
-        network = self._parts.write_network(
-            checkpoints.weights(best_step),
-            self._declared,
-            dataset,
-            metrics,
-            folder / "network",
-            run_id=run_id,
-            code_root=self._code_root,
-        )
+        assert best_step is not None, "training ends with a judgement"
+        metrics = final_metrics(progress, dataset)
+        artifacts = self._export(dataset, metrics, lambda: checkpoints.weights(best_step))
         checkpoints.check_fence()
         self._sink.emit("metrics", metrics)
-        for name, manifest in (("network", network), ("logistic", logistic)):
-            path = str((folder / name).relative_to(self._run_dir))
+        for name, manifest in artifacts.items():
+            path = str((self._artifacts() / name).relative_to(self._run_dir))
             self._sink.emit("artifact", {"name": name, "manifest": manifest.digest, "path": path})
         self._phase("done", None)
+
+    def _export(
+        self,
+        dataset: Dataset | TokenDataset,
+        metrics: Mapping[str, Json],
+        weights: Callable[[], Mapping[str, torch.Tensor]],
+    ) -> dict[str, Manifest]:
+        """Write the artifacts: the network, and for rows a logistic regression beside it."""
+        run_id, folder, spec, code_root = self._attempt.run_id, self._artifacts(), self._declared, self._code_root
+        if isinstance(dataset, TokenDataset):
+            self._begin_phase("export")
+            network = write_language(
+                weights(), spec, dataset, metrics, folder / "network", run_id=run_id, code_root=code_root
+            )
+            return {"network": network}
+        self._begin_phase("baseline")
+        logistic = self._parts.fit_logistic(spec, dataset, folder / "logistic", self._keep, run_id=run_id)
+        self._begin_phase("export")
+        network = self._parts.write_network(
+            weights(), spec, dataset, metrics, folder / "network", run_id=run_id, code_root=code_root
+        )
+        return {"network": network, "logistic": logistic}
+
+    def _begin_phase(self, name: str) -> None:
+        self._phase(name, None)
+        self._keep()
 
     def _check_world(self) -> None:
         given, own = int(self._environ["WORLD_SIZE"]), self._spec.layout.world_size
@@ -225,20 +253,27 @@ class Rank:
         self._sink.emit("phase", {"name": name, "may_take_s": may_take_s})
 
 
-def final_metrics(progress: Progress, counts: Mapping[str, int]) -> dict[str, Json]:
-    """What a finished run is told by: losses and AUC of the best epoch, and how far training went. Holds no times."""
-    best: Mapping[str, Any] = progress.history[(progress.best_epoch or 1) - 1]
-    return {
-        "train_loss": best["train_loss"],
-        "valid_loss": best["valid_loss"],
-        "valid_auc": best["valid_auc"],
+def final_metrics(progress: Progress, dataset: Dataset | TokenDataset) -> dict[str, Json]:
+    """What a finished run is told by: what the best judgement gave, and how far training went. Holds no times."""
+    best: Mapping[str, Any] = next(entry for entry in progress.history if entry["step"] == progress.best_step)
+    told: dict[str, Json] = {name: value for name, value in best.items() if name not in ("epoch", "step", "best")}
+    told |= {
         "best_epoch": progress.best_epoch,
         "best_step": progress.best_step,
         "epochs": len(progress.history),
         "steps": progress.step,
         "samples": progress.samples,
-        **{"rows" if name == "rows" else f"rows_{name}": count for name, count in counts.items()},
     }
+    if isinstance(dataset, TokenDataset):
+        return {**told, "tokens": progress.samples * dataset.train.items, **dataset.counts}
+    counts = {"rows" if name == "rows" else f"rows_{name}": count for name, count in dataset.counts.items()}
+    return {**told, **counts}
+
+
+def _examples(dataset: Dataset | TokenDataset) -> tuple[Examples, Examples]:
+    if isinstance(dataset, TokenDataset):
+        return dataset.train, dataset.valid
+    return RowExamples(dataset.train), RowExamples(dataset.valid)
 
 
 def exit_code(error: BaseException) -> ExitCode:
