@@ -19,9 +19,10 @@ from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
 from headway.training.identity import CODE_ROOT
-from headway.training.window import as_of_calendar
+from headway.training.window import WHOLE, as_of_calendar
 from resources.platform import Platform
 from trainer.blobs import code_tree_digest, digest_json
+from trainer.spec import TokenDataSpec
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, TrainingRun
@@ -39,30 +40,34 @@ class TrainingConfig(dg.Config):
     """What the Launchpad may change. All but `retry` and `note` make it another run."""
 
     epochs: int | None = None
+    steps: int | None = None
     lr: float | None = None
     seed: int | None = None
     nodes: int | None = None
+    min_nodes: int | None = None
     repeat: int = 0
     retry: bool = False
     note: str = ""
 
 
 def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
-    """The training run asset of a pipeline, one partition per month of `as_of`."""
+    """The training run asset of a pipeline, one partition per month of `as_of`; text has no partitions."""
     spec = pipeline.spec
     key = training_key(spec.name)
+    monthly = spec.text is None
 
     @dg.asset(
         key=key,
         group_name=spec.name,
-        description=f"One training of `{spec.name}` on the snapshots before `as_of`, on several nodes, resumable.",
+        description=f"One training of `{spec.name}` on the {'snapshots before `as_of`' if monthly else 'snapshot'}, on "
+        "several nodes, resumable.",
         owners=[spec.owner],
         kinds={"pytorch"},
         tags={"headway/stage": "training_run"},
         code_version=code_version(pipeline),
-        partitions_def=partitions_definition(as_of_calendar(spec)),
-        backfill_policy=dg.BackfillPolicy.multi_run(1),
-        deps=[dg.AssetDep(snapshot_key(spec.name), partition_mapping=training_dependency(spec))],
+        partitions_def=partitions_definition(as_of_calendar(spec)) if monthly else None,
+        backfill_policy=dg.BackfillPolicy.multi_run(1) if monthly else None,
+        deps=[dg.AssetDep(snapshot_key(spec.name), partition_mapping=training_dependency(spec) if monthly else None)],
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
@@ -78,7 +83,7 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
             plan = plan_run(
                 platform.services(),
                 pipeline,
-                context.partition_key,
+                context.partition_key if monthly else WHOLE,
                 Overrides(**config.model_dump()),
                 context.run.run_id,
             )
@@ -109,13 +114,28 @@ def _decision(decision: str) -> str:
 
 
 def _plan_line(plan: "RunPlan") -> str:
-    window, layout = plan.pinned.window, plan.spec.layout
+    layout = plan.spec.layout
     return (
-        f"{len(plan.pinned.snapshots)} snapshots, {plan.pinned.rows:,} label rows, {window.train[0]} to "
-        f"{window.train[-1]} ({window.months} of {window.declared_months} declared months); {layout.engine} on "
-        f"{layout.nodes} nodes x {layout.processes_per_node}; reserves {plan.reserve_seconds} worker-seconds"
+        f"{_data_in_words(plan)}; {layout.engine} on "
+        f"{_nodes_in_words(plan)} nodes x {layout.processes_per_node}; reserves {plan.reserve_seconds} worker-seconds"
         + (f"; left out: {', '.join(plan.pinned.left_out)}" if plan.pinned.left_out else "")
     )
+
+
+def _data_in_words(plan: "RunPlan") -> str:
+    pinned, window = plan.pinned, plan.pinned.window
+    if isinstance(plan.spec.data, TokenDataSpec):
+        tokens = sum(f.tokens for f in plan.spec.data.of_split("train"))
+        return f"{pinned.rows:,} documents, {tokens:,} tokens to learn from"
+    return (
+        f"{len(pinned.snapshots)} snapshots, {pinned.rows:,} label rows, {window.train[0]} to {window.train[-1]} "
+        f"({window.months} of {window.declared_months} declared months)"
+    )
+
+
+def _nodes_in_words(plan: "RunPlan") -> str:
+    layout = plan.spec.layout
+    return f"{layout.nodes}" + (f" (after a loss at least {layout.min_nodes})" if layout.min_nodes else "")
 
 
 def _follow(context: dg.AssetExecutionContext, platform: Platform, run_id: str) -> "TrainingRun":
