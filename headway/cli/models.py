@@ -99,9 +99,9 @@ def compare(settings: Settings, references: tuple[str, ...], model_id: str | Non
         click.echo(json.dumps({"same_months": same, "versions": rows}, indent=2))
         return
     for row in rows:
-        auc = "no evaluation" if row["auc"] is None else f"AUC {row['auc']:.4f}"
+        measured = _measured(row)
         gains = ", ".join(f"{gain:+.4f} over {name}" for name, gain in row["gains"].items())
-        click.echo(f"{row['version']}  {row['kind']:<8}  as_of {row['as_of']}  {auc}  {gains}")
+        click.echo(f"{row['version']}  {row['kind']:<8}  as_of {row['as_of'] or 'none'}  {measured}  {gains}")
         click.echo(f"    {row['standing']}; {row['worker_seconds']} worker-seconds, seed {row['seed']}")
     if not same:
         click.echo(f"evaluated after different as_of ({', '.join(months)}): compare gains, not AUC itself")
@@ -264,6 +264,17 @@ def _line(services: Services, version: ModelVersion) -> dict[str, Any]:
     }
 
 
+def _row_metrics(mine: dict[str, Any]) -> dict[str, Any]:
+    return {name: mine.get(name) for name in ("auc", "log_loss", "calibration_error")}
+
+
+def _measured(row: dict[str, Any]) -> str:
+    for name, shown in (("auc", "AUC"), ("bits_per_byte", "bits per byte")):
+        if row.get(name) is not None:
+            return f"{shown} {row[name]:.4f}"
+    return "no evaluation"
+
+
 def _compared(services: Services, version: ModelVersion) -> dict[str, Any]:
     from headway.registry.card import card
 
@@ -275,9 +286,7 @@ def _compared(services: Services, version: ModelVersion) -> dict[str, Any]:
         "kind": version.kind,
         "as_of": version.facts.as_of,
         "standing": document["standing"],
-        "auc": mine.get("auc"),
-        "log_loss": mine.get("log_loss"),
-        "calibration_error": mine.get("calibration_error"),
+        **({"bits_per_byte": mine["bits_per_byte"]} if "bits_per_byte" in mine else _row_metrics(mine)),
         "gains": {name: row["gain"] for name, row in rows.items() if row["gain"] is not None},
         "worker_seconds": document["cost"]["worker_seconds"],
         "seed": document["lineage"]["seed"],

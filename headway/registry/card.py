@@ -6,12 +6,13 @@ from typing import cast
 from headway.artifacts.digests import Json
 from headway.catalog.clock import utc_text
 from headway.catalog.registry_facts import GateResult, ModelVersion
+from headway.registry import text_card
 from headway.registry.dossier import newest_results
 from headway.registry.judge import evaluation_report
 from headway.services import Services
 
 METRICS = ("auc", "log_loss", "calibration_error")
-_EVALUATION = ("rows", "mature", "positives", "days", "bootstrap")
+_BASIS = ("rows", "mature", "positives", "days", "bootstrap")
 _FIRST = ("candidate", "champion")
 
 
@@ -29,9 +30,7 @@ def card(services: Services, version: ModelVersion) -> dict[str, Json]:
         "registered_at": utc_text(version.created_at),
         "standing": standing(services, version),
         "endpoints": cast("Json", serving(services, version)),
-        "evaluation": None
-        if report is None
-        else {n: report[n] for n in ("rows", "mature", "positives", "days", "bootstrap")},
+        "evaluation": None if report is None else {n: report[n] for n in _basis(report)},
         "looks": max((int(str(r.metrics.get("looks", 0))) for r in results.values()), default=0),
         "left_out": _left_out(results),
         "metrics": cast("Json", card_rows(services, version)),
@@ -67,7 +66,7 @@ def card_rows(services: Services, version: ModelVersion) -> list[dict[str, Json]
     return [
         {
             "model": name,
-            **{k: v for metric in METRICS for k, v in _spread(metric, metrics[name].get(metric)).items()},
+            **{k: v for metric in _metric_names(report) for k, v in _spread(metric, metrics[name].get(metric)).items()},
             **_spread("gain", gains.get(name)),
         }
         for name in names
@@ -76,8 +75,7 @@ def card_rows(services: Services, version: ModelVersion) -> list[dict[str, Json]
 
 def card_lines(services: Services, version: ModelVersion) -> list[str]:
     """Return the card for people."""
-    document = card(services, version)
-    return list(_lines(document))
+    return list(_lines(card(services, version), evaluation_report(services, version)))
 
 
 def standing(services: Services, version: ModelVersion) -> str:
@@ -133,14 +131,25 @@ def _spread(name: str, found: Json) -> dict[str, Json]:
     return {name: values.get("value"), f"{name}_lower": values.get("lower"), f"{name}_upper": values.get("upper")}
 
 
-def _lines(document: Mapping[str, Json]) -> Iterator[str]:
-    yield f"{document['model']}@{document['version']}  {document['kind']}, as_of {document['as_of']}"
+def _basis(report: Mapping[str, Json]) -> tuple[str, ...]:
+    return text_card.BASIS if text_card.is_text(report) else _BASIS
+
+
+def _metric_names(report: Mapping[str, Json]) -> tuple[str, ...]:
+    return text_card.METRICS if text_card.is_text(report) else METRICS
+
+
+def _lines(document: Mapping[str, Json], report: Mapping[str, Json] | None) -> Iterator[str]:
+    as_of = f", as_of {document['as_of']}" if document["as_of"] else ""
+    yield f"{document['model']}@{document['version']}  {document['kind']}{as_of}"
     yield f"  artifact   {document['manifest_digest']}"
     yield f"  standing   {document['standing']}"
     for place in _maps(document["endpoints"]):
         yield f"  serves     {place['endpoint']} as {place['as']} (epoch {place['epoch']})"
     evaluation = document["evaluation"]
-    if isinstance(evaluation, Mapping):
+    if report is not None and text_card.is_text(report):
+        yield from text_card.evaluation_lines(report, _maps(document["metrics"]), document["looks"])
+    elif isinstance(evaluation, Mapping):
         yield (
             f"  evaluated  on {evaluation['mature']:,} mature rows of {evaluation['rows']:,} over {evaluation['days']} "
             f"days; evaluation number {document['looks']} of these months"
