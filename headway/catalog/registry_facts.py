@@ -13,7 +13,7 @@ from headway.catalog.errors import InvalidFact
 from headway.catalog.facts import check_blobs, check_count, check_hash, check_name, check_text, check_time, model_node
 from headway.catalog.run_facts import check_json, sorted_blobs
 
-ModelKind: TypeAlias = Literal["network", "logistic"]
+ModelKind: TypeAlias = Literal["network", "logistic", "language"]
 Role: TypeAlias = Literal["trainer", "gate", "promoter"]
 Verdict: TypeAlias = Literal["pass", "fail", "undecided"]
 Phase: TypeAlias = Literal["steady", "shadow", "canary"]
@@ -25,7 +25,8 @@ PredictionSource: TypeAlias = Literal["batch", "online"]
 class ModelVersionFacts:
     """What a registered version is. `contract` is the input and output schema, `contract_hash` its digest.
 
-    `as_of` is the end of its training window as the partition's key. The manifest's blob is among `blobs`.
+    `as_of` is the end of its training window as the partition's key, "" of a pipeline without months. The manifest's
+    blob is among `blobs`.
     """
 
     model_id: str
@@ -42,8 +43,9 @@ class ModelVersionFacts:
     blobs: tuple[Blob, ...]
 
     def __post_init__(self) -> None:
-        for name in ("model_id", "pipeline", "run_id", "feature_set", "as_of"):
+        for name in ("model_id", "pipeline", "run_id", "feature_set"):
             check_name(name, getattr(self, name))
+        check_name("as_of", self.as_of, empty=True)
         check_one_of("kind", self.kind, get_args(ModelKind))
         check_hash("manifest_digest", self.manifest_digest)
         check_hash("contract_hash", self.contract_hash)

@@ -147,7 +147,15 @@ def _pipelines(services: Services | None, references: Sequence[str], endpoints: 
             f"the endpoints serve models of {told}, and {', '.join(known) or 'no such pipeline'} is what is here",
             "name the pipeline's folder with --pipeline",
         )
-    return found
+    silent = [p.name for p in found if p.spec.serving is None]
+    if silent and (references or endpoints or len(silent) == len(found)):
+        raise NothingToServe(
+            f"{', '.join(silent)} declares no `serving`: its models answer no requests",
+            "serve another one; language models are judged, promoted and read with `headway models show`",
+        )
+    for name in silent:
+        click.echo(f"{name}: its models answer no requests; left out", err=True)
+    return [p for p in found if p.spec.serving is not None]
 
 
 def _needed(services: Services, endpoints: Sequence[str]) -> set[str]:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headway.registry.keys import KeyRing
 
 _THREADS = 2
+_TEXT_SEMANTICS = 1
 REFERENCE_MODELS = ("historical_rate", "logistic", "gradient_boosting")
 
 
@@ -94,7 +95,8 @@ def newest_run(services: Services, pipeline: str, as_of: str) -> TrainingRun:
     found = [r for r in services.catalog.runs(services.principal, pipeline, as_of) if r.status == "succeeded"]
     if not found:
         raise NoSucceededRun(
-            f"no training run of {pipeline!r} for as_of {as_of} has succeeded", "materialize its training_run first"
+            f"no training run of {pipeline!r}{f' for as_of {as_of}' if as_of else ''} has succeeded",
+            "materialize its training_run first",
         )
     return max(found, key=lambda run: (run.last.ended_at or 0, run.run_id))
 
@@ -120,9 +122,9 @@ def judge_run(
     candidates: list[Candidate] = []
     with Workbench(services, run) as bench:
         evaluation = _evaluation(services, pipeline, run, bench, progress)
-        kinds: tuple[ModelKind, ...] = ("network", "logistic")
+        kinds: tuple[ModelKind, ...] = ("network", "logistic") if pipeline.spec.text is None else ("language",)
         for kind in kinds:
-            if kind not in run.result.artifacts:
+            if artifact_name(kind) not in run.result.artifacts:
                 continue
             version = register(services, keyring, pipeline, run, kind)
             set_policy(services, pipeline.spec, pipeline.name)
@@ -149,12 +151,12 @@ def register(
 ) -> ModelVersion:
     """Register one artifact of a run, with its contract completed and its provenance signed; a repeat finds it."""
     assert run.result is not None
-    digest = run.result.artifacts[kind]
+    digest = run.result.artifacts[artifact_name(kind)]
     manifest = read_manifest(services.store, digest)
     snapshot = services.catalog.snapshot(services.principal, run.facts.inputs[0])
     features = services.catalog.feature_set(services.principal, snapshot.feature_set, snapshot.feature_set_version)
     artifact: Json = json.loads(services.store.get_bytes(manifest.entry("contract.json").sha256))
-    contract = registered_contract(artifact, features, pipeline.spec.features.version, pipeline.spec.serving)
+    contract = registered_contract(artifact, features, _semantics(pipeline.spec), pipeline.spec.serving)
     version = services.catalog.register_model_version(
         services.principal,
         None,
@@ -175,6 +177,16 @@ def register(
     )
     sign_provenance(services, keyring, version, run)
     return version
+
+
+def artifact_name(kind: ModelKind) -> str:
+    """How a run calls the artifact that a version of this kind is made of."""
+    return "network" if kind == "language" else kind
+
+
+def _semantics(spec: PipelineSpec) -> int:
+    """The declared version of what the inputs mean; text means itself."""
+    return spec.features.version if spec.text is None else _TEXT_SEMANTICS
 
 
 def _blobs(services: Services, manifest: Manifest) -> tuple[Blob, ...]:

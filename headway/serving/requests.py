@@ -91,6 +91,11 @@ def read_requests(path: Path, spec: PipelineSpec) -> pa.Table:
 
 def serving_of(spec: PipelineSpec) -> ServingSpec:
     """The declared request. Raises `NotServed` without one."""
+    if spec.text is not None:
+        raise NotServed(
+            f"pipeline {spec.name!r} learns from text: its models answer no requests",
+            "`headway models show` shows what a version is worth, and its asset what it writes",
+        )
     if spec.serving is None:
         raise NotServed(f"pipeline {spec.name!r} declares no `serving`", "declare what a request holds, in defs.yaml")
     return spec.serving
