@@ -17,6 +17,7 @@ from assets.model_version import build_model_version
 from assets.online_features import build_online_features
 from assets.predictions import build_predictions
 from assets.quality_report import build_quality_report
+from assets.token_snapshot import build_token_snapshot
 from assets.training_run import build_training_run
 from headway.datasets.suites import check_suites
 from headway.declaration import PipelineSpec
@@ -65,9 +66,11 @@ def declared_defs(pipeline: Pipeline) -> dg.Definitions:
     """Every declared stage of a pipeline as an ordinary asset, and its nightly schedule."""
     spec = pipeline.spec
     stages = [build_dataset_version(pipeline, source) for source in spec.sources]
-    stages.append(build_feature_snapshot(pipeline))
+    stages.append(build_feature_snapshot(pipeline) if spec.text is None else build_token_snapshot(pipeline))
     if spec.training is not None:
-        stages += [build_training_run(pipeline), build_model_version(pipeline)]
+        stages.append(build_training_run(pipeline))
+        if spec.text is None:
+            stages.append(build_model_version(pipeline))
     if spec.serving is not None:
         stages.append(build_online_features(pipeline))
     if spec.monitoring is not None:

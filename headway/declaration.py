@@ -779,6 +779,11 @@ class PipelineSpec(Spec):
             raise _no_rows(self.name, "features")
         return self.feature_set
 
+    @property
+    def learned_source(self) -> str:
+        """The source whose rows are learned from: that of the label rows, or that of the text."""
+        return self.label.source if self.text is None else self.text.source
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for name, source in self.sources.items():

@@ -34,7 +34,9 @@ def command() -> None:
 
 @command.command("build")
 @_PIPELINE
-@click.option("--partition", "partitions", multiple=True, required=True, help="May be given several times.")
+@click.option(
+    "--partition", "partitions", multiple=True, help="May be given several times; none for a pipeline with text."
+)
 @_JSON
 @click.pass_obj
 def build(settings: Settings, reference: str, partitions: tuple[str, ...], as_json: bool) -> None:
@@ -45,9 +47,18 @@ def build(settings: Settings, reference: str, partitions: tuple[str, ...], as_js
     from headway.features.snapshot import SnapshotBuilder, build_range
     from headway.loading import load_pipeline
     from headway.services import open_services
+    from headway.text.snapshot import TextSnapshotBuilder
 
+    pipeline = load_pipeline(reference)
+    if (pipeline.spec.text is None) != bool(partitions):
+        raise click.UsageError(
+            "give at least one --partition" if pipeline.spec.text is None else f"{pipeline.name} has no partitions"
+        )
     with open_services(settings) as services:
-        outcomes = build_range(SnapshotBuilder(services, load_pipeline(reference)), partitions)
+        if pipeline.spec.text is None:
+            outcomes = build_range(SnapshotBuilder(services, pipeline), partitions)
+        else:
+            outcomes = [TextSnapshotBuilder(services, pipeline).build()]
     if as_json:
         rows = [
             {
@@ -113,10 +124,13 @@ def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None
     """
     from headway.features.reading import read_values
     from headway.services import open_services
+    from headway.text.snapshot import read_documents_of
 
     with open_services(settings) as services:
         snapshot = _find(services, snapshot_id)
-        values = read_values(services, snapshot).slice(0, rows) if rows else None
+        is_text = "text" in snapshot.facts.metadata
+        read = read_documents_of if is_text else read_values
+        values = read(services, snapshot).slice(0, rows) if rows else None
     document: dict[str, Any] = {
         "snapshot_id": snapshot.snapshot_id,
         "pipeline": snapshot.pipeline,
@@ -156,10 +170,13 @@ def verify(settings: Settings, snapshot_id: str, reference: str | None, as_json:
     from headway.features.verify import verify_snapshot
     from headway.loading import load_pipeline
     from headway.services import open_services
+    from headway.text.snapshot import verify_text
 
     with open_services(settings) as services:
         snapshot = _find(services, snapshot_id)
-        found = verify_snapshot(services, load_pipeline(reference or snapshot.pipeline), snapshot)
+        pipeline = load_pipeline(reference or snapshot.pipeline)
+        again = verify_snapshot if pipeline.spec.text is None else verify_text
+        found = again(services, pipeline, snapshot)
     if as_json:
         click.echo(
             json.dumps(

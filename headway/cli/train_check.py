@@ -146,15 +146,16 @@ def _of_spec(file: Path) -> Asked:
 
 def _of_pipeline(reference: str) -> Asked:
     from headway.loading import load_pipeline
-    from headway.training.plan import declared_batch, declared_layout, declared_optimizer
+    from headway.training.plan import declared_batch, declared_layout, declared_optimizer, model_options
     from headway.training.window import declared_training
     from trainer.spec import model_facts
 
-    training = declared_training(load_pipeline(reference).spec)
+    spec = load_pipeline(reference).spec
+    training = declared_training(spec)
     return Asked(
         declared_layout(training),
         training.precision,
         declared_optimizer(training).clip_norm,
         declared_batch(training),
-        model_facts(training.options),
+        model_facts(model_options(spec)),
     )

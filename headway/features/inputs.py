@@ -77,14 +77,14 @@ def pin_inputs(
     label_partition: str,
     not_required: Mapping[str, Collection[str]] | None = None,
 ) -> PinnedInputs:
-    """Current versions of every partition in reach, the label rows' own included.
+    """Current versions of every partition in reach, that of the rows which are learned from included.
 
     Partitions of `not_required` are read where they are released, and listed as absent where they have no version.
 
     Raises `InputMissing` naming every other partition without a version that has passed or failed validation.
     """
     wanted = {s: set(p) for s, p in reach.items()}
-    wanted.setdefault(spec.label.source, set()).add(label_partition)
+    wanted.setdefault(spec.learned_source, set()).add(label_partition)
     released: dict[str, tuple[PinnedVersion, ...]] = {}
     skipped: dict[str, tuple[str, ...]] = {}
     absent: dict[str, tuple[str, ...]] = {}

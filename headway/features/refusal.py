@@ -13,7 +13,7 @@ QUARANTINED = "input quarantined"
 def refuse_quarantined_labels(services: Services, spec: PipelineSpec, partitions: Sequence[str]) -> None:
     """Record for every partition that its snapshot is refused because its own label rows are quarantined."""
     for partition in partitions:
-        record_refusal(services, spec, partition, QUARANTINED, (f"{spec.label.source} {partition}",), None)
+        record_refusal(services, spec, partition, QUARANTINED, (f"{spec.learned_source} {partition}".rstrip(),), None)
 
 
 def record_refusal(
