@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from headway.artifacts.manifest import read_manifest
 from headway.catalog import FeatureSnapshot
 from headway.declaration import PipelineSpec, TrainingSpec, duration_us
+from headway.declaration_text import END_TOKEN
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.services import Services
-from headway.training.identity import CODE_ROOT, environment_digest, is_dirty
+from headway.training.identity import CODE_ROOT, environment, is_dirty
 from headway.training.stage import StoredCode, store_code
-from headway.training.window import Window, declared_training, window_of
+from headway.training.window import WHOLE, NoTraining, Window, declared_training, whole_window, window_of
 from trainer.blobs import Json, canonical_json, digest_json
 from trainer.spec import (
     PLAIN_DEGREE,
@@ -33,6 +34,8 @@ from trainer.spec import (
     RunSpec,
     ScheduleSpec,
     SpecRefused,
+    TokenDataSpec,
+    TokenFile,
     parse_layout,
 )
 
@@ -67,6 +70,7 @@ class Overrides:
     """
 
     epochs: int | None = None
+    steps: int | None = None
     lr: float | None = None
     seed: int | None = None
     nodes: int | None = None
@@ -135,6 +139,8 @@ def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWind
         FeatureSetsMixed: they were made by different versions of the feature set.
         InputAlwaysNull: an input of the model is null almost everywhere.
     """
+    if spec.text is not None:
+        return _pin_text(services, spec, as_of)
     window = window_of(spec, as_of)
     states = services.catalog.current_snapshots(services.principal, spec.name, window.train)
     absent = [p for p in window.train if p not in states]
@@ -155,6 +161,36 @@ def pin_window(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWind
     _refuse_mixed_features(snapshots)
     _refuse_empty_inputs(spec, snapshots)
     return PinnedWindow(window, snapshots, refused, sum(s.rows for s in snapshots))
+
+
+def _pin_text(services: Services, spec: PipelineSpec, as_of: str) -> PinnedWindow:
+    """The one snapshot of a pipeline that learns from text.
+
+    Raises:
+        NoTraining: a month was asked for.
+        SnapshotsMissing: it was never built, or was refused.
+    """
+    if as_of != WHOLE:
+        raise NoTraining(
+            f"{spec.name!r} learns from text and has no as_of {as_of!r}", "ask for its training without an as_of"
+        )
+    state = services.catalog.current_snapshots(services.principal, spec.name, [WHOLE]).get(WHOLE)
+    if state is None or state.snapshot is None:
+        why = "was never built" if state is None else f"was refused: {state.reason}"
+        raise SnapshotsMissing(f"the snapshot of {spec.name!r} {why}", "materialize feature_snapshot first")
+    return PinnedWindow(whole_window(), (state.snapshot,), {}, state.snapshot.rows)
+
+
+def model_options(spec: PipelineSpec) -> dict[str, Any]:
+    """Options of the model's factory: those declared, and for text the sizes that follow from it.
+
+    Raises:
+        NoTraining: the pipeline declares no training.
+    """
+    options: dict[str, Any] = dict(declared_training(spec).options)
+    if spec.text is not None:
+        options |= {"vocab": spec.text.tokenizer.vocab, "sequence": spec.text.context}
+    return options
 
 
 def declared_layout(training: TrainingSpec) -> LayoutSpec:
@@ -228,7 +264,9 @@ def _refuse_empty_inputs(spec: PipelineSpec, snapshots: Sequence[FeatureSnapshot
 
 def _declared(spec: PipelineSpec, asked: Overrides) -> TrainingSpec:
     changed: dict[str, Any] = {
-        name: value for name in ("epochs", "lr", "seed", "nodes") if (value := getattr(asked, name)) is not None
+        name: value
+        for name in ("epochs", "steps", "lr", "seed", "nodes")
+        if (value := getattr(asked, name)) is not None
     }
     if asked.min_nodes is not None:
         changed["nodes"] = {"min": asked.min_nodes, "max": changed.get("nodes", declared_training(spec).most_nodes)}
@@ -250,27 +288,17 @@ def _plain_layout(training: TrainingSpec) -> LayoutSpec:
 def _run_spec(
     services: Services, pipeline: Pipeline, declared: TrainingSpec, pinned: PinnedWindow, code: StoredCode
 ) -> RunSpec:
-    spec, window = pipeline.spec, pinned.window
+    spec = pipeline.spec
     module, _, function = declared.factory.partition(".")
     built = RunSpec(
         pipeline=spec.name,
-        data=DataSpec(
-            files=tuple(_data_file(services, s) for s in pinned.snapshots),
-            identity=spec.sources[spec.label.source].row_id,
-            target=spec.label.target,
-            observed_at=spec.label.observation_time,
-            known_at=spec.label.known_at,
-            cut=window.cut,
-            validation_from=window.validation_from,
-            categorical=declared.categorical,
-            numeric=spec.model_inputs(),
-        ),
+        data=_row_data(services, spec, declared, pinned) if spec.text is None else _token_data(services, spec, pinned),
         model=ModelSpec(
             file=f"pipelines/{spec.name}/{module}.py",
             function=function,
             code_digest=code.digest,
             code_manifest=code.manifest_digest,
-            options=dict(declared.options),
+            options=model_options(spec),
         ),
         seed=declared.seed,
         layout=declared_layout(declared),
@@ -279,6 +307,8 @@ def _run_spec(
         batch=declared_batch(declared),
         schedule=ScheduleSpec(
             epochs=declared.epochs,
+            steps=declared.steps,
+            judge_every=declared.judge_every,
             patience=declared.early_stopping.patience,
             checkpoint_every=declared.checkpoint_every,
             keep_last=declared.checkpoints.keep_last,
@@ -289,6 +319,38 @@ def _run_spec(
     )
     built.check()
     return built
+
+
+def _row_data(services: Services, spec: PipelineSpec, declared: TrainingSpec, pinned: PinnedWindow) -> DataSpec:
+    return DataSpec(
+        files=tuple(_data_file(services, s) for s in pinned.snapshots),
+        identity=spec.sources[spec.label.source].row_id,
+        target=spec.label.target,
+        observed_at=spec.label.observation_time,
+        known_at=spec.label.known_at,
+        cut=pinned.window.cut,
+        validation_from=pinned.window.validation_from,
+        categorical=declared.categorical,
+        numeric=spec.model_inputs(),
+    )
+
+
+def _token_data(services: Services, spec: PipelineSpec, pinned: PinnedWindow) -> TokenDataSpec:
+    from headway.text.layout import TOKENIZER_ENTRY, part_of_shard
+
+    assert spec.text is not None
+    manifest = read_manifest(services.store, pinned.snapshots[0].manifest_digest)
+    return TokenDataSpec(
+        files=tuple(
+            TokenFile(part, entry.sha256, entry.size, entry.size // 2)
+            for entry in manifest.entries
+            if (part := part_of_shard(entry.name)) is not None
+        ),
+        tokenizer=manifest.entry(TOKENIZER_ENTRY).sha256,
+        vocab=spec.text.tokenizer.vocab,
+        context=spec.text.context,
+        end_token=END_TOKEN,
+    )
 
 
 def _data_file(services: Services, snapshot: FeatureSnapshot) -> DataFile:
@@ -309,6 +371,7 @@ def _facts(
     from headway.catalog.run_facts import RunFacts
 
     stored = services.store.put_bytes(canonical_json(spec.to_json()), "application/json")
+    pinned_environment = services.store.put_bytes(canonical_json(environment()), "application/json")
     inputs = {(i.dataset, i.version, i.content_digest) for s in pinned.snapshots for i in s.inputs}
     return RunFacts(
         pipeline=spec.pipeline,
@@ -317,7 +380,7 @@ def _facts(
         datasets=tuple(sorted(inputs)),
         code_digest=spec.model.code_digest,
         code_dirty=is_dirty(pipeline.folder),
-        environment_digest=environment_digest(),
+        environment_digest=pinned_environment.digest,
         config_digest=config_digest(spec),
         spec_digest=stored.digest,
         seed=spec.seed,
@@ -328,7 +391,7 @@ def _facts(
         max_attempts=declared.max_attempts,
         note=asked.note or None,
         dagster_run_id=dagster_run_id or None,
-        blobs=(stored, *code.blobs),
+        blobs=(stored, pinned_environment, *code.blobs),
     )
 
 
@@ -339,6 +402,8 @@ def config_digest(spec: RunSpec) -> str:
     document["model"] = {"file": spec.model.file, "function": spec.model.function, "options": dict(spec.model.options)}
     if isinstance(spec.data, DataSpec):
         document["columns"] = {"categorical": list(spec.data.categorical), "numeric": list(spec.data.numeric)}
+    else:
+        document["tokens"] = {"context": spec.data.context}
     return digest_json(document)
 
 
