@@ -14,6 +14,7 @@ import fcntl
 import json
 import mmap
 import os
+import platform
 import signal
 import struct
 import time
@@ -72,6 +73,15 @@ class Beat:
 def now_us() -> int:
     """Return the time in microseconds UTC."""
     return time.time_ns() // 1000
+
+
+def cpu_model() -> str:
+    """The kind of this machine's CPU, as Linux names it: another kind may round otherwise."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "CPU part"):
+            return value.strip()
+    return platform.machine()
 
 
 def one_line(text: str, limit: int = 500) -> str:

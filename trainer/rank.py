@@ -22,6 +22,7 @@ from trainer.encoders import EncodingRefused
 from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
 from trainer.examples import Examples, RowExamples
+from trainer.events import cpu_model
 from trainer.loop import (
     LossNotFinite,
     Preempted,
@@ -132,6 +133,7 @@ class Rank:
         self._spec = self._declared.on_nodes(self._attempt.nodes)
         self._check_world()
         _configure_torch(self._spec)
+        self._tell_environment()
         self._phase("data", None)
         dataset = self._load()
         check_samples(self._spec, dataset.train, dataset.valid)
@@ -229,6 +231,16 @@ class Rank:
     def _begin_phase(self, name: str) -> None:
         self._phase(name, None)
         self._keep()
+
+    def _tell_environment(self) -> None:
+        """What the bits depend on beside the run spec and the installed versions, as rank 0 finds it."""
+        if int(self._environ["RANK"]) == 0:
+            facts: dict[str, Json] = {
+                "torch": torch.__version__,
+                "threads": torch.get_num_threads(),
+                "cpu": cpu_model(),
+            }
+            self._sink.emit("environment", facts)
 
     def _check_world(self) -> None:
         given, own = int(self._environ["WORLD_SIZE"]), self._spec.layout.world_size

@@ -73,7 +73,7 @@ def main() -> int:
         attempt, spec = _read_specs(attempt_file)
     except (OSError, SpecRefused) as error:
         return report(sink, error, ExitCode.REFUSED_SPEC)
-    return run(attempt, spec, sink, stop)
+    return run(attempt, spec, sink, stop, float(os.environ.get("TRAINER_STEP_EVENT_EVERY_S", STEP_EVENT_EVERY_S)))
 
 
 def run(

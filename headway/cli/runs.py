@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headway.cli.replay import command as replay
 from headway.errors import HeadwayError
 from headway.home import Settings
 from headway.words import no_single
@@ -150,6 +151,9 @@ def cancel(settings: Settings, run_id: str, reason: str, wait: bool) -> None:
                 break
             time.sleep(0.2)
     click.echo(f"{run.run_id} {run.status}" + (": asked to stop" if run.status == "open" else ""))
+
+
+command.add_command(replay)
 
 
 def find_run(services: Services, reference: str) -> TrainingRun:

@@ -11,8 +11,10 @@ from headway.artifacts.manifest import put_manifest, read_manifest, stored_file_
 from headway.artifacts.store import Blob
 from headway.errors import HeadwayError
 from headway.services import Services
+from headway.training.claims import claimed_level
 from headway.training.launch import Launcher
 from trainer.blobs import InvalidManifest, Json, Manifest, ManifestEntry, digest_bytes, parse_manifest
+from trainer.spec import RunSpec, parse_run
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, RunResult, TrainingRun
@@ -56,7 +58,7 @@ def collect_result(services: Services, launcher: Launcher, run: TrainingRun, att
     best = [e.data.get("step") for e in events if e.kind == "checkpoint" and e.data.get("kind") == "best"]
     return RunResult(
         artifacts=artifacts,
-        metrics=_last_metrics(events),
+        metrics={**_last_metrics(events), "claimed_level": claimed_level(_spec(services, run), run.attempts)},
         best_step=best[-1] if best and isinstance(best[-1], int) else None,
         blobs=tuple({b.digest: b for b in blobs}.values()),
     )
@@ -92,6 +94,10 @@ def _events(services: Services, run_id: str, attempt: int) -> list[RunEvent]:
         if len(page) < _PAGE:
             break
     return found
+
+
+def _spec(services: Services, run: TrainingRun) -> RunSpec:
+    return parse_run(services.store.get_bytes(run.facts.spec_digest))
 
 
 def _last_metrics(events: list[RunEvent]) -> Mapping[str, Json]:
