@@ -37,7 +37,7 @@ _STOP_WAIT_S = 60.0
 
 
 class TrainingConfig(dg.Config):
-    """What the Launchpad may change. All but `retry` and `note` make it another run."""
+    """What the Launchpad may change. All but `retry`, `note` and `profile` (`steps=10:15`) make it another run."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -48,6 +48,7 @@ class TrainingConfig(dg.Config):
     repeat: int = 0
     retry: bool = False
     note: str = ""
+    profile: str = ""
 
 
 def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -77,14 +78,16 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
         from headway.training.plan import Overrides, plan_run
         from headway.training.submit import submit
+        from headway.training.trace import ask_for_trace, wanted_steps
 
         step_dies_with_run()
         try:
+            wanted = wanted_steps(config.profile)
             plan = plan_run(
                 platform.services(),
                 pipeline,
                 context.partition_key if monthly else WHOLE,
-                Overrides(**config.model_dump()),
+                Overrides(**config.model_dump(exclude={"profile"})),
                 context.run.run_id,
             )
             context.log.info(_plan_line(plan))
@@ -92,7 +95,9 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
             with cancelled_with_dagster(context, platform, run_id):
                 asked = submit(platform.services(), platform.launcher(), plan, asker=asker(context), retry=config.retry)
                 context.log.info(f"run {run_id}: {_decision(asked.decision)}")
-                run = asked.run if asked.decision == "up_to_date" else _follow(context, platform, run_id)
+                if wanted is not None and asked.decision != "up_to_date":
+                    ask_for_trace(platform.launcher().run_dir(run_id), wanted)
+                run = asked.run if asked.decision == "up_to_date" else _follow(context, platform, key, run_id)
         except HeadwayError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         return _report(platform, plan, run, asked.decision)
@@ -138,11 +143,16 @@ def _nodes_in_words(plan: "RunPlan") -> str:
     return f"{layout.nodes}" + (f" (after a loss at least {layout.min_nodes})" if layout.min_nodes else "")
 
 
-def _follow(context: dg.AssetExecutionContext, platform: Platform, run_id: str) -> "TrainingRun":
+def _follow(context: dg.AssetExecutionContext, platform: Platform, key: dg.AssetKey, run_id: str) -> "TrainingRun":
+    from assets.training_live import LiveView
     from headway.training.describe import event_line
     from headway.training.follow import Follower, follow
 
+    partition = context.partition_key if context.has_partition_key else None
+    live = LiveView(context, key, partition, platform.launcher().run_dir(run_id))
+
     def on_event(event: "RunEvent") -> None:
+        live.take(event)
         line = event_line(event)
         if line:
             context.log.info(line)
@@ -200,7 +210,9 @@ def _report(platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: s
             },
             allow_retries=False,
         )
+    from assets.training_facts import measured_metadata
     from headway.training.describe import loss_curve, non_finite
+    from headway.training.measured import measured
     from headway.training.results import verify_stored
 
     damaged = verify_stored(platform.services(), run)
@@ -234,6 +246,7 @@ def _report(platform: Platform, plan: "RunPlan", run: "TrainingRun", decision: s
             train=[row.train_loss for row in curve],
             validation=[row.valid_loss for row in curve],
         )
+    facts |= measured_metadata(platform.store(), plan.spec, measured(platform.services(), run))
     return dg.MaterializeResult(
         metadata=guarded(facts),
         data_version=dg.DataVersion(run.result.artifacts.get("network") or next(iter(run.result.artifacts.values()))),

@@ -29,7 +29,12 @@ def event_line(event: RunEvent) -> str:
             f"{_number(data.get('valid_loss'))}, AUC {_number(data.get('valid_auc'))}{best}"
         )
     if event.kind == "step":
-        return f"{where}: step {data.get('step')}: loss {_number(data.get('loss'))}, {data.get('rows_per_s')} rows/s"
+        return f"{where}: {_step(data)}"
+    if event.kind == "work":
+        return (
+            f"{where}: {_number(data.get('flops_per_step'))} operations per step on {data.get('ranks')} ranks; peak of "
+            f"a rank {_number(data.get('peak_flops_per_s'))} per s ({data.get('peak')})"
+        )
     if event.kind == "error":
         return f"{where}: rank {data.get('rank')}: {data.get('kind')}: {data.get('message')}"
     if event.kind == "node_end":
@@ -38,6 +43,15 @@ def event_line(event: RunEvent) -> str:
         said = ", ".join(f"{k} {v}" for k, v in data.items() if v is not None and not isinstance(v, dict | list))
         return f"{where}: {event.kind}: {said}"
     return ""
+
+
+def _step(data: Mapping[str, Json]) -> str:
+    unit = "tokens" if "tokens_per_s" in data else "rows"
+    said = f"step {data.get('step')}: loss {_number(data.get('loss'))}, {_number(data.get(f'{unit}_per_s'))} {unit}/s"
+    if isinstance(data.get("mfu"), float):
+        said += f", MFU {_number(data['mfu'])}"
+    slowest = data.get("slowest")
+    return said + (f", slowest rank {slowest['rank']}" if isinstance(slowest, dict) else "")
 
 
 @dataclass(frozen=True)
@@ -81,4 +95,4 @@ def _float(value: Json) -> float:
 
 
 def _number(value: Json) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return (f"{value:.4g}" if abs(value) >= 1000 else f"{value:.4f}") if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ Options: `rows`, `valid` (row counts), `groups` (two optimizer groups), `frozen`
 `poison` (the step, from 0, in which the loss becomes NaN), `fail` (the step in which the model raises),
 `quit_at` and `quit_with` (the step in which it ends the process, and how), `garble` (the step in which it raises with
 text that no document takes),
+`slow_rank` and `slow_s` (how much longer each forward pass of a rank takes),
 `flip` (positions of training rows whose target is turned round).
 """
 
@@ -71,7 +72,8 @@ class ToyModel(nn.Module):
             sys.exit(self._options["quit_with"])
         if self._options.get("garble") == step:
             raise ValueError("before \udcff and \0 after")
-        time.sleep(self._pause_s)
+        slow = rank == self._options.get("slow_rank")
+        time.sleep(self._pause_s + (self._options["slow_s"] if slow else 0.0))
         return logits * float("nan") if self._options.get("poison") == step and rank == 1 else logits
 
 
