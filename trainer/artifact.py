@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.torch
@@ -21,8 +22,12 @@ from trainer.blobs import Json, Manifest, ManifestEntry, canonical_json, digest_
 from trainer.data import Dataset, Split
 from trainer.encoders import InputEncoding
 from trainer.models.factory import build_model, factory_digest
+from trainer.models.inputs import TokenInputs
 from trainer.reference import reference_document
 from trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from trainer.tokens import TokenDataset
 
 MODEL_FORMAT = "headway.model/1"
 CONTRACT_FORMAT = "headway.contract/1"
@@ -34,8 +39,10 @@ MODEL = "model.json"
 CONTRACT = "contract.json"
 REFERENCE = "reference.json"
 METRICS = "metrics.json"
+TOKENIZER = "tokenizer.json"
 
 OUTPUT = "probability"
+LANGUAGE_OUTPUT = "logits"
 
 _BATCH = 4096
 
@@ -71,13 +78,37 @@ def write_network(
     """
     module = build_model(spec, dataset.inputs, code_root)
     module.load_state_dict(dict(state))
-    factory: dict[str, Json] = {
-        "file": spec.model.file,
-        "function": spec.model.function,
-        "code_digest": factory_digest(code_root, spec.model.file),
-        "options": dict(spec.model.options),
+    return write_artifact("network", module, _factory(spec, code_root), spec, dataset, metrics, folder, run_id)
+
+
+def write_language(
+    state: Mapping[str, Tensor],
+    spec: RunSpec,
+    dataset: TokenDataset,
+    metrics: Mapping[str, Json],
+    folder: Path,
+    *,
+    run_id: str,
+    code_root: Path,
+) -> Manifest:
+    """Write the artifact of a trained language model, its tokenizer with it; as `write_network`."""
+    module = build_model(spec, dataset.inputs, code_root)
+    module.load_state_dict(dict(state))
+    documents: dict[str, Json] = {
+        MODEL: {
+            "format": MODEL_FORMAT,
+            "kind": "language",
+            "factory": _factory(spec, code_root),
+            "inputs": dataset.inputs.to_json(),
+            "output": {"name": LANGUAGE_OUTPUT},
+        },
+        CONTRACT: language_contract(dataset.inputs),
+        METRICS: _finite(dict(metrics)),
     }
-    return write_artifact("network", module, factory, spec, dataset, metrics, folder, run_id)
+    files = {name: canonical_json(document) for name, document in documents.items()}
+    files[TOKENIZER] = dataset.tokenizer
+    files[WEIGHTS] = weight_bytes(module)
+    return _write_files(folder, files, _facts("language", spec, run_id))
 
 
 def write_artifact(
@@ -99,13 +130,20 @@ def write_artifact(
     }
     files = {name: canonical_json(document) for name, document in documents.items()}
     files[WEIGHTS] = weight_bytes(module)
-    facts: dict[str, Json] = {
-        "kind": kind,
-        "run_id": run_id,
-        "spec_digest": spec.digest,
-        "code_digest": spec.model.code_digest,
+    return _write_files(folder, files, _facts(kind, spec, run_id))
+
+
+def _factory(spec: RunSpec, code_root: Path) -> dict[str, Json]:
+    return {
+        "file": spec.model.file,
+        "function": spec.model.function,
+        "code_digest": factory_digest(code_root, spec.model.file),
+        "options": dict(spec.model.options),
     }
-    return _write_files(folder, files, facts)
+
+
+def _facts(kind: str, spec: RunSpec, run_id: str) -> dict[str, Json]:
+    return {"kind": kind, "run_id": run_id, "spec_digest": spec.digest, "code_digest": spec.model.code_digest}
 
 
 def model_document(kind: str, factory: Mapping[str, Json] | None, inputs: InputEncoding) -> dict[str, Json]:
@@ -134,6 +172,17 @@ def contract_document(inputs: InputEncoding) -> dict[str, Json]:
         "format": CONTRACT_FORMAT,
         "inputs": listed,
         "output": {"name": OUTPUT, "type": "float64", "range": [0, 1]},
+        "feature_set": None,
+        "semantics_version": SEMANTICS_VERSION,
+    }
+
+
+def language_contract(inputs: TokenInputs) -> dict[str, Json]:
+    """What a caller of a language model gives and gets: any text; logits of the token after each of its tokens."""
+    return {
+        "format": CONTRACT_FORMAT,
+        "inputs": [{"name": "text", "type": "string", "required": True, "nullable": False}],
+        "output": {"name": LANGUAGE_OUTPUT, "type": "float32", "shape": ["tokens", inputs.vocab]},
         "feature_set": None,
         "semantics_version": SEMANTICS_VERSION,
     }

@@ -1,55 +1,33 @@
 """The training loop: it owns the step count, and everything else is a function of it.
 
-Rows, order, rates and random numbers of a step depend on the run spec and the step's number only, so that a run that
-goes on from a checkpoint takes the very steps of one that was never disturbed. After every step all ranks look whether
-one of them was asked to stop; after the last step of an epoch the validation rows are judged, the epoch is told, and
-the best step so far is saved.
+Samples, order, rates and random numbers of a step depend on the run spec and the step's number only, so that a run that
+goes on from a checkpoint takes the very steps of one that was never disturbed. Batches are made in a thread beside the
+training. After every step all ranks look whether one of them was asked to stop; after the last step of an epoch, or
+each so many steps, the validation split is judged, what it gave is told, and the best step so far is saved.
 """
 
 import hashlib
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from trainer.batches import BatchPlan, RowBatch
+from trainer.batches import Batch, BatchPlan
 from trainer.blobs import Json
 from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Saved, Sink
 from trainer.engines.base import Engine, State, StepResult
+from trainer.examples import Ahead, Examples
 from trainer.process_group import Group
 from trainer.profiling import Profiler
-from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
+from trainer.spec import OptimizerSpec, RunSpec, SpecRefused, TokenDataSpec
 from trainer.timing import timed_waits
 from trainer.watch import Watch, Work
-
-_VALID_BATCH = 4096
-
-
-class Rows(Protocol):
-    """Encoded rows; see `trainer.data.Split`."""
-
-    @property
-    def numeric(self) -> NDArray[np.float32]:
-        """[rows, N]."""
-        ...
-
-    @property
-    def categorical(self) -> NDArray[np.int64]:
-        """[rows, K]."""
-        ...
-
-    @property
-    def target(self) -> NDArray[np.float32]:
-        """[rows]."""
-        ...
 
 
 class LossNotFinite(ArithmeticError):
@@ -77,10 +55,9 @@ class Stop(Protocol):
 class Progress:
     """How far a run is; what a checkpoint holds beside the engine's state.
 
-    `samples` is the position in the data: real rows seen, `step` the steps taken. `loss_sum` is the sum over the real
-    rows of the present epoch. `waited` counts epochs without a better validation loss, `skipped` steps whose
-    gradient overflowed in fp16. `history` has one entry per
-    epoch, as the `epoch` events say.
+    `samples` is the position in the data: real samples seen, `step` the steps taken. `loss_sum` is the sum of the mean
+    losses of the real samples since the last judgement. `waited` counts judgements without a better validation loss,
+    `skipped` steps whose gradient overflowed in fp16. `history` has one entry per judgement, as the `epoch` events say.
     """
 
     step: int = 0
@@ -107,8 +84,8 @@ class Trainer:
 
     Args:
         spec: The run.
-        train: Rows to learn from.
-        valid: Rows that decide when to stop.
+        train: Samples to learn from.
+        valid: Samples that decide when to stop.
         engine: The model, spread over `group`.
         group: The ranks.
         checkpoints: Where states are saved.
@@ -119,14 +96,14 @@ class Trainer:
         profiler: Traces steps, on rank 0.
 
     Raises:
-        SpecRefused: a split has no rows; the message says how many there are.
+        SpecRefused: a split has no samples; the message says how many there are.
     """
 
     def __init__(
         self,
         spec: RunSpec,
-        train: Rows,
-        valid: Rows,
+        train: Examples,
+        valid: Examples,
         engine: Engine,
         group: Group,
         checkpoints: Checkpoints,
@@ -136,18 +113,19 @@ class Trainer:
         work: Work | None = None,
         profiler: Profiler | None = None,
     ) -> None:
-        check_rows(spec, train, valid)
+        check_samples(spec, train, valid)
         self._spec = spec
         self._engine = engine
         self._group = group
         self._checkpoints = checkpoints
         self._sink = sink
         self._stop = stop
-        self._train, self._valid = _tensors(train), _tensors(valid)
+        self._train, self._valid = train, valid
         self._plan = BatchPlan(
-            len(train.target), spec.batch.global_size, engine.mesh.data_ranks, spec.batch.accumulation, spec.seed
+            len(train), spec.batch.global_size, engine.mesh.data_ranks, spec.batch.accumulation, spec.seed
         )
-        self._total = self._plan.steps_per_epoch * spec.schedule.epochs
+        self._total = spec.schedule.steps or self._plan.steps_per_epoch * spec.schedule.epochs
+        self._judge_every = spec.schedule.judge_every or self._plan.steps_per_epoch
         self._order = (-1, torch.empty(0, dtype=torch.int64))
         self._saved_step = -1
         self._needed = False
@@ -197,21 +175,30 @@ class Trainer:
         return self.progress
 
     def _run_steps(self) -> None:
+        self._tell_position()
         self._watch.begin()
         self._look_for_profile()
+        ahead = Ahead(self._batches, self.progress.step, self._total)
+        try:
+            self._take_steps(ahead)
+        finally:
+            ahead.close()
+        self._watch.end(self.progress.step)
+
+    def _take_steps(self, ahead: Ahead[list[Batch]]) -> None:
         while not self.progress.finished:
             self._stop_when_asked()
             with self._traced():
-                result = self._step()
+                result = self._step(ahead)
             self._clock.step_done()
             self._tell_step(result)
-            better = self._end_epoch() if self.progress.step % self._plan.steps_per_epoch == 0 else False
+            step = self.progress.step
+            better = self._judge() if step == self._total or step % self._judge_every == 0 else False
             finished = self.progress.finished
             if better:
                 self._save("best", needed=True, at_once=finished)
             elif finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
                 self._save("last", at_once=finished)
-        self._watch.end(self.progress.step)
 
     def _traced(self) -> AbstractContextManager[None]:
         return nullcontext() if self._profiler is None else self._profiler.around(self.progress.step + 1)
@@ -221,20 +208,24 @@ class Trainer:
             with self._clock.part("profile"):
                 self._profiler.look(self.progress.step)
 
-    def _step(self) -> StepResult:
+    def _batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of `step`. Called beside the training: it draws no random number."""
+        epoch, _ = self._plan.place(step)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._plan.order(epoch))
+        parts = self._plan.micro_batches(self._order[1], step, self._engine.mesh.data_index)
+        return [self._train.take(places, weight) for places, weight in parts]
+
+    def _step(self, ahead: Ahead[list[Batch]]) -> StepResult:
         step = self.progress.step
         epoch, _ = self._plan.place(step)
-        index = self._engine.mesh.data_index
-        seed_everything(self._spec.seed, step, index)
-        real_rows = self._plan.real_rows(step)
         with self._clock.part("data"):
-            if self._order[0] != epoch:
-                self._order = (epoch, self._plan.order(epoch))
-            batches = [
-                _take(self._train, places, weight)
-                for places, weight in self._plan.micro_batches(self._order[1], step, index)
-            ]
-        result = self._engine.step(batches, real_rows, rate_factor(step, self._total, self._spec.optimizer))
+            batches = ahead.take(step)
+        seed_everything(self._spec.seed, step, self._engine.mesh.data_index)
+        real_samples = self._plan.real_rows(step)
+        result = self._engine.step(
+            batches, real_samples * self._train.items, rate_factor(step, self._total, self._spec.optimizer)
+        )
         self._sink.beat()
         # A gradient that overflows under a scale is tried again with a lower one, as long as there is a lower one.
         bearable = math.isfinite(result.grad_norm) or (result.skipped and result.scale > 1.0)
@@ -247,23 +238,24 @@ class Trainer:
             self.progress,
             step=step + 1,
             samples=self._plan.samples(step + 1),
-            loss_sum=self.progress.loss_sum + result.loss * real_rows,
+            loss_sum=self.progress.loss_sum + result.loss * real_samples,
             skipped=self.progress.skipped + result.skipped,
         )
         return result
 
-    def _end_epoch(self) -> bool:
-        """Judge the validation rows, tell the epoch, decide whether to go on; whether this step is the best so far."""
+    def _judge(self) -> bool:
+        """Judge the validation split, tell what it gave, decide whether to go on; whether this step is the best yet."""
         with self._clock.part("validation"):
-            loss, auc = self.validate()
-        before = self.progress
-        epoch = before.step // self._plan.steps_per_epoch
+            judged = self.validate()
+        before, loss = self.progress, judged["valid_loss"]
+        epoch = self._plan.place(before.step - 1)[0] + 1
+        seen = before.samples - self._plan.samples((before.step - 1) // self._judge_every * self._judge_every)
         better = before.best_loss is None or loss < before.best_loss
-        entry = {
+        entry: dict[str, Json] = {
             "epoch": epoch,
-            "train_loss": before.loss_sum / self._plan.rows,
-            "valid_loss": loss,
-            "valid_auc": auc,
+            "step": before.step,
+            "train_loss": before.loss_sum / seen,
+            **judged,
             "best": better,
         }
         waited = 0 if better else before.waited + 1
@@ -274,38 +266,26 @@ class Trainer:
             best_epoch=epoch if better else before.best_epoch,
             best_loss=loss if better else before.best_loss,
             waited=waited,
-            finished=epoch >= self._spec.schedule.epochs or waited >= self._spec.schedule.patience,
+            finished=before.step >= self._total or waited >= self._spec.schedule.patience,
             history=(*before.history, entry),
         )
         if self._group.rank == 0:
             self._sink.emit("epoch", entry)
         return better
 
-    def validate(self) -> tuple[float, float | None]:
-        """Mean loss and AUC over the validation rows, the same bits on every rank; AUC is None with one class only.
-
-        Every data rank computes the logits of its part; the sums go over the logits in row order.
+    def validate(self) -> dict[str, Any]:
+        """What the validation split gives, `valid_loss` in any case; the same bits on every rank.
 
         Raises:
             LossNotFinite: names the step.
         """
-        numeric, _, target = self._valid
-        mesh = self._engine.mesh
-        share = -(-len(numeric) // mesh.data_ranks)
-        places = torch.arange(mesh.data_index * share, (mesh.data_index + 1) * share) % len(numeric)
-        parts: list[Tensor] = []
-        for chunk in places.split(_VALID_BATCH):
-            logits = self._engine.evaluate(_take(self._valid, chunk, None)).logits
-            assert logits is not None, "no layout divides the logits of rows"
-            parts.append(logits)
-            self._sink.beat()
-        gathered = self._group.gather(torch.cat(parts)).view(self._group.world_size, share)
-        logits = gathered[mesh.data_firsts].flatten()[: len(numeric)].double()
-        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
-        loss = losses.mean().item()
-        if not math.isfinite(loss):
-            raise LossNotFinite(f"the validation loss is not finite after step {self.progress.step}: {loss}")
-        return loss, auc(logits.numpy(), target.numpy())
+        size = self._plan.global_size // self._plan.data_ranks // self._plan.accumulation
+        judged = self._valid.judge(self._engine, self._group, size, self._sink.beat)
+        if not math.isfinite(judged["valid_loss"]):
+            raise LossNotFinite(
+                f"the validation loss is not finite after step {self.progress.step}: {judged['valid_loss']}"
+            )
+        return judged
 
     def _stop_when_asked(self) -> None:
         step = self.progress.step
@@ -333,7 +313,7 @@ class Trainer:
         self._land(self._checkpoints.finish(deadline_s=deadline_s))
         self._needed = needed
         part = {"engine": self._engine.state(), "progress": self._progress_tree(), "meaning": self._meaning()}
-        facts = {"samples": self.progress.samples}
+        facts = {"epoch": self._plan.place(self.progress.step - 1)[0] + 1, "samples": self.progress.samples}
         self._checkpoints.begin(self.progress.step, part, kind, self.progress.best, facts, deadline_s=deadline_s)
         outcome = None
         if at_once or self._spec.schedule.synchronous:
@@ -371,6 +351,20 @@ class Trainer:
             return {}
         return {"loss_scale": result.scale, "skipped": self.progress.skipped}
 
+    def _tell_position(self) -> None:
+        """Say where in the data this attempt begins, and over how many ranks it divides each batch."""
+        if self._group.rank != 0:
+            return
+        step = self.progress.step
+        position: dict[str, Json] = {
+            "step": step,
+            "epoch": self._plan.place(step)[0] + 1,
+            "samples": self.progress.samples,
+            "data_ranks": self._plan.data_ranks,
+            "world_size": self._group.world_size,
+        }
+        self._sink.emit("position", position)
+
     def _tell_step(self, result: StepResult) -> None:
         now, (then, samples) = time.monotonic(), self._told
         if now - then < self._every_s:
@@ -390,7 +384,7 @@ class Trainer:
                 "loss": result.loss,
                 "grad_norm": result.grad_norm,
                 "lr": self._spec.optimizer.lr * rate_factor(progress.step - 1, self._total, self._spec.optimizer),
-                "rows_per_s": (progress.samples - samples) / max(now - then, 1e-9),
+                f"{self._train.unit}_per_s": (progress.samples - samples) * self._train.items / max(now - then, 1e-9),
                 "steps_total": self._total,
                 **told,
                 **self._scaling(result),
@@ -398,18 +392,19 @@ class Trainer:
         )
 
 
-def check_rows(spec: RunSpec, train: Rows, valid: Rows) -> None:
-    """Refuse splits without rows, before anything is trained.
+def check_samples(spec: RunSpec, train: Sized, valid: Sized) -> None:
+    """Refuse splits without samples, before anything is trained.
 
     Raises:
-        SpecRefused: says how many rows there are, and the batch.
+        SpecRefused: says how many samples there are, and the batch.
     """
-    for name, rows in (("train", train), ("valid", valid)):
-        if len(rows.target) == 0:
+    what = f"samples of {spec.data.context} tokens" if isinstance(spec.data, TokenDataSpec) else "rows"
+    for name, samples in (("train", train), ("valid", valid)):
+        if len(samples) == 0:
             raise SpecRefused(
                 f"data.{name}",
-                f"0 rows (train {len(train.target)}, valid {len(valid.target)}, batch {spec.batch.global_size} on "
-                f"{spec.layout.world_size} ranks); at least 1 row is needed",
+                f"0 {what} (train {len(train)}, valid {len(valid)}, batch {spec.batch.global_size} on "
+                f"{spec.layout.world_size} ranks); at least 1 is needed",
             )
 
 
@@ -428,24 +423,3 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     np.random.seed(int.from_bytes(digest[8:12], "little"))
     # Not torch.manual_seed: that notes its caller's stack for the GPUs that are not there, each time.
     torch.default_generator.manual_seed(int.from_bytes(digest[16:24], "little"))
-
-
-def auc(scores: NDArray[np.float64], target: NDArray[np.float32]) -> float | None:
-    """Area under the ROC curve by rank sums, ties counted half; None when `target` has one class only."""
-    positives = int(target.sum())
-    negatives = len(target) - positives
-    if positives == 0 or negatives == 0:
-        return None
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2
-    rank_sum = float(mean_rank[inverse][target == 1].sum())
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
-
-
-def _tensors(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.from_numpy(rows.numeric), torch.from_numpy(rows.categorical), torch.from_numpy(rows.target)
-
-
-def _take(rows: tuple[Tensor, Tensor, Tensor], places: Tensor, weight: Tensor | None) -> RowBatch:
-    numeric, categorical, target = rows
-    return RowBatch(numeric.index_select(0, places), categorical.index_select(0, places), target[places], weight)

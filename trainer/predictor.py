@@ -27,19 +27,23 @@ from torch import nn
 from trainer.artifact import (
     CONTRACT,
     CONTRACT_FORMAT,
+    LANGUAGE_OUTPUT,
     MANIFEST,
     METRICS,
     MODEL,
     MODEL_FORMAT,
     OUTPUT,
     REFERENCE,
+    TOKENIZER,
     WEIGHTS,
     contract_document,
+    language_contract,
     probabilities,
 )
 from trainer.blobs import InvalidManifest, Json, Manifest, canonical_json, digest_bytes, parse_manifest
 from trainer.encoders import EncodingRefused, InputEncoding, encoding_from_json
 from trainer.models.factory import CodeRefused, factory_digest, load_factory, make_module
+from trainer.models.inputs import Inputs, TokenInputs
 from trainer.models.logistic import LogisticRegression
 from trainer.spec import SpecRefused
 from trainer.weights import WeightsRefused, read_weights
@@ -48,6 +52,7 @@ CODE_ROOT = Path(__file__).resolve().parents[1]
 """The tree that this code runs from."""
 
 FILES = frozenset({WEIGHTS, MODEL, CONTRACT, REFERENCE, METRICS})
+LANGUAGE_FILES = frozenset({WEIGHTS, MODEL, CONTRACT, METRICS, TOKENIZER})
 KINDS = ("network", "logistic")
 
 MAX_FILE_BYTES = 1 << 31
@@ -130,6 +135,47 @@ def load_artifact(folder: Path, code_root: Path = CODE_ROOT) -> Predictor:
     return Predictor(manifest, kind, inputs, contract, _document(files[REFERENCE], REFERENCE), module.eval())
 
 
+@dataclass(frozen=True)
+class Language:
+    """A loaded language model: its manifest, tokens, the tokenizer's file, and the module in evaluation mode."""
+
+    manifest: Manifest
+    inputs: TokenInputs
+    tokenizer: bytes
+    module: nn.Module
+
+
+def load_language(folder: Path, code_root: Path = CODE_ROOT) -> Language:
+    """Verify the artifact of a language model and load it; as `load_artifact`."""
+    manifest, files = read_artifact(folder, LANGUAGE_FILES)
+    model = _required(_document(files[MODEL], MODEL), MODEL, format=MODEL_FORMAT, kind="language")
+    _required(model, MODEL, output={"name": LANGUAGE_OUTPUT})
+    if manifest.facts.get("kind") != "language":
+        raise ArtifactRefused(f"{MODEL}: kind 'language', the manifest says {manifest.facts.get('kind')!r:.40}")
+    inputs = _token_inputs(model.get("inputs"))
+    if inputs.tokenizer != digest_bytes(files[TOKENIZER]):
+        raise ArtifactRefused(f"{TOKENIZER}: is not the tokenizer that the model learned with, {inputs.tokenizer}")
+    contract = json.loads(canonical_json(language_contract(inputs)))
+    _required(_document(files[CONTRACT], CONTRACT), CONTRACT, **contract)
+    if model.get("factory") is None:
+        raise ArtifactRefused(f"{MODEL}: a language model without factory")
+    module = _module(model["factory"], inputs, code_root)
+    try:
+        module.load_state_dict(read_weights(files[WEIGHTS], module.state_dict()))
+    except WeightsRefused as error:
+        raise ArtifactRefused(f"{WEIGHTS}: {error}") from error
+    return Language(manifest, inputs, files[TOKENIZER], module.eval())
+
+
+def _token_inputs(raw: object) -> TokenInputs:
+    given = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+    numbers = ("vocab", "context", "end_token")
+    right = set(given) == {*numbers, "tokenizer"} and isinstance(given["tokenizer"], str)
+    if not right or any(type(given[name]) is not int or given[name] < 0 for name in numbers):
+        raise ArtifactRefused(f"{MODEL}: inputs {raw!r:.200}")
+    return TokenInputs(**given)
+
+
 def input_columns(folder: Path) -> tuple[str, ...]:
     """Input columns of a verified artifact, by its contract; its model is not loaded. Raises `ArtifactRefused`."""
     _, files = read_artifact(folder)
@@ -140,8 +186,8 @@ def input_columns(folder: Path) -> tuple[str, ...]:
         raise ArtifactRefused(f"{CONTRACT}: inputs {listed!r:.200}") from error
 
 
-def read_artifact(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest of an artifact folder and the verified bytes of every file that it lists.
+def read_artifact(folder: Path, listed: frozenset[str] = FILES) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest of an artifact folder and the verified bytes of every file that it lists, which are `listed`.
 
     Raises:
         ArtifactRefused: as `load_artifact`; nothing but the manifest is opened before the manifest was checked.
@@ -156,10 +202,10 @@ def read_artifact(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
         except InvalidManifest as error:
             raise ArtifactRefused(f"{MANIFEST}: {error}") from error
         names = {entry.name for entry in manifest.entries}
-        if names != FILES:
-            raise ArtifactRefused(f"{MANIFEST}: lists {sorted(names)!r:.300}, an artifact has {sorted(FILES)}")
-        with os.scandir(descriptor) as listed:
-            extra = sorted({item.name for item in listed} - names - {MANIFEST})
+        if names != listed:
+            raise ArtifactRefused(f"{MANIFEST}: lists {sorted(names)!r:.300}, an artifact has {sorted(listed)}")
+        with os.scandir(descriptor) as items:
+            extra = sorted({item.name for item in items} - names - {MANIFEST})
         if extra:
             raise ArtifactRefused(f"{extra!r:.300} lie in {folder} and are not in the manifest")
         files: dict[str, bytes] = {}
@@ -188,8 +234,9 @@ def _read(name: str, limit: int, folder: int) -> bytes:
         return source.read(limit + 1)
 
 
-def _module(factory: object, inputs: InputEncoding, code_root: Path) -> nn.Module:
+def _module(factory: object, inputs: Inputs, code_root: Path) -> nn.Module:
     if factory is None:
+        assert isinstance(inputs, InputEncoding), "a logistic regression takes rows"
         return LogisticRegression(inputs.category_sizes, inputs.numeric_width)
     fields = cast("dict[str, Any]", factory) if isinstance(factory, dict) else {}
     if set(fields) != {"file", "function", "code_digest", "options"} or not isinstance(fields["options"], dict):

@@ -1,7 +1,7 @@
 """What one rank does, from its data to its artifacts, once torch is imported; `trainer.worker` runs it.
 
-Phases: data, group, train (and save), then all ranks leave the group and rank 0 alone goes on: baseline (of rows), export,
-done. The artifacts are made from the weights of the best checkpoint, read back from the disk.
+Phases: data, group, train (and save), then all ranks leave the group and rank 0 alone goes on: baseline (for rows),
+export, done. The artifacts are made from the weights of the best checkpoint, read back from the disk.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ from trainer.data import DataRefused, Dataset, load_data
 from trainer.encoders import EncodingRefused
 from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
-from trainer.examples import Examples, RowExamples
 from trainer.events import cpu_model
+from trainer.examples import Examples, RowExamples
 from trainer.loop import (
     LossNotFinite,
     Preempted,
@@ -33,12 +33,15 @@ from trainer.loop import (
     check_samples,
     seed_everything,
 )
-from trainer.models.factory import CodeRefused, Inputs, build_model, parallel_plan, parameter_groups
+from trainer.models.factory import CodeRefused, build_model, parallel_plan, parameter_groups
+from trainer.models.inputs import Inputs
 from trainer.parallel.plan import ParallelPlan, PlanMismatch
 from trainer.pieces import ParameterMismatch
 from trainer.process_group import Identity, PeerLost, join
+from trainer.profiling import Profiler
 from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, TokenDataSpec
 from trainer.tokens import TokenDataset, load_tokens
+from trainer.watch import measure_work
 
 _REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused, PlanMismatch)
 _INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull)
@@ -46,6 +49,8 @@ _AGREED = (Preempted, DiskFull, StaleAttempt, StorageFailed, LossNotFinite, Para
 """What all ranks raise after the same step, or over the same checkpoint: they can leave the group in order."""
 
 _START_STEP = -1
+_SAMPLE = 4
+"""Samples by which a step's operations are counted."""
 
 
 class WriteNetwork(Protocol):
@@ -158,6 +163,9 @@ class Rank:
         model = self._parts.build_model(self._spec, dataset.inputs, self._code_root)
         declared = self._parts.parameter_groups(self._spec, model, self._code_root)
         plan = self._parts.parallel_plan(self._spec, self._code_root)
+        train, valid = _examples(dataset)
+        sample = train.take(torch.arange(min(len(train), _SAMPLE)), None)
+        work = measure_work(self._spec, model, sample, train.items) if group.rank == 0 else None
         engine = make_engine(self._spec, model, declared, group, plan)
         schedule = self._spec.schedule
         checkpoints = Checkpoints(
@@ -170,13 +178,16 @@ class Rank:
         )
         trainer = Trainer(
             self._spec,
-            *_examples(dataset),
+            train,
+            valid,
             engine,
             group,
             checkpoints,
             self._sink,
             self._stop,
             self._step_event_every_s,
+            work,
+            Profiler(self._run_dir, self._attempt.attempt, self._sink) if group.rank == 0 else None,
         )
         try:
             self._resume(trainer, checkpoints)

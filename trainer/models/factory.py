@@ -1,7 +1,8 @@
 """Builds the torch module that a run spec or an artifact names, from code whose digest is the named one.
 
 A pipeline's factory is a file in its folder, imported by its path. It may import from `trainer.models`,
-`trainer.encoders` and installed packages; anything else would not be covered by `factory_digest`.
+`trainer.encoders`, `trainer.parallel.plan` and installed packages; anything else would not be covered by
+`factory_digest`. (`trainer.spec` may be imported for its types.)
 """
 
 from __future__ import annotations
@@ -16,23 +17,29 @@ from typing import Any
 from torch import nn
 
 from trainer.blobs import code_tree_digest
-from trainer.encoders import InputEncoding
+from trainer.models.inputs import Inputs
 from trainer.parallel.plan import ParallelPlan
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused
+
+COVERED = ("trainer/models", "trainer/encoders.py", "trainer/parallel/plan.py")
+"""Parts of the code tree that a factory may use beside its own file."""
 
 
 class CodeRefused(ValueError):
     """Model code whose digest is not the one that was asked for, or that gives no module."""
 
 
-def build_model(spec: RunSpec, inputs: InputEncoding, code_root: Path) -> nn.Module:
-    """The untrained module of a run: `forward(numeric, categorical)` gives logits [batch].
+def build_model(spec: RunSpec, inputs: Inputs, code_root: Path) -> nn.Module:
+    """The untrained module of a run.
+
+    Of rows, `forward(numeric, categorical)` gives logits [batch]; of tokens [batch, T], `forward(tokens)` gives logits
+    [batch, T, vocab].
 
     Initial weights come from torch's current random state; the caller seeds it.
 
     Args:
         spec: The run.
-        inputs: The encoding of its training rows.
+        inputs: The encoding of its training rows, or its tokens.
         code_root: The tree that holds `trainer/` and `pipelines/`.
 
     Raises:
@@ -90,7 +97,7 @@ def factory_digest(code_root: Path, file: str) -> str:
         CodeRefused: the file lies outside of `pipelines`, or is not there.
     """
     _factory_path(code_root, file)
-    return code_tree_digest(code_root, (file, "trainer/models", "trainer/encoders.py"))
+    return code_tree_digest(code_root, (file, *COVERED))
 
 
 def load_factory(code_root: Path, file: str) -> ModuleType:
@@ -111,7 +118,7 @@ def load_factory(code_root: Path, file: str) -> ModuleType:
     return module
 
 
-def make_module(factory: ModuleType, function: str, inputs: InputEncoding, options: Mapping[str, Any]) -> nn.Module:
+def make_module(factory: ModuleType, function: str, inputs: Inputs, options: Mapping[str, Any]) -> nn.Module:
     """Call the factory's function.
 
     Raises:

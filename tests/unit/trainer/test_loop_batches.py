@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.batches import BatchPlan
-from trainer.loop import auc, rate_factor
+from trainer.examples import auc
+from trainer.loop import rate_factor
 from trainer.spec import OptimizerSpec
 
 
