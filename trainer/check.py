@@ -1,8 +1,8 @@
 """`python -m trainer.check --artifact DIR`: whether an artifact loads from safetensors alone and answers every input.
 
 Prints JSON: `weights_only` (manifest, documents and weights verify and fit the module, and `reference.json` has a
-histogram of every input), `finite_outputs` (rows with
-missing and out-of-range values get a probability), `problems`. Exit code 0 when it could be checked; 64 when this tree
+histogram of every input), `finite_outputs` (rows with missing and out-of-range values get a probability; of a language
+model: any order of tokens gets finite logits), `problems`. Exit code 0 when it could be checked; 64 when this tree
 holds other model code, so that nothing can be said.
 """
 
@@ -17,10 +17,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
+from trainer.artifact import TOKENIZER
 from trainer.blobs import Json
 from trainer.command import run
 from trainer.encoders import InputEncoding
+from trainer.language import LanguageModel, load_language_model
 from trainer.predictor import ArtifactRefused, load_artifact
 
 _EXTREMES: dict[str, tuple[Any, ...]] = {
@@ -39,6 +43,8 @@ def check_artifact(folder: Path) -> dict[str, Json]:
         CodeRefused: this tree holds other model code.
     """
     try:
+        if (folder / TOKENIZER).exists():
+            return _check_language(load_language_model(folder))
         predictor = load_artifact(folder)
     except ArtifactRefused as error:
         return {"weights_only": False, "finite_outputs": False, "problems": [str(error)]}
@@ -52,6 +58,34 @@ def check_artifact(folder: Path) -> dict[str, Json]:
     if lost:
         problems.append(f"reference.json has no histogram of {lost}")
     return {"weights_only": not lost, "finite_outputs": not len(wrong), "problems": problems}
+
+
+def _check_language(model: LanguageModel) -> dict[str, Json]:
+    """Give a model tokens in orders that no text has, a whole context of each."""
+    problems: list[str] = []
+    with torch.inference_mode():
+        for name, tokens in hostile_tokens(model).items():
+            logits = model.module(tokens)
+            wanted = (*tokens.shape, model.tokenizer.vocab)
+            if tuple(logits.shape) != wanted:
+                problems.append(f"{name}: logits of the form {tuple(logits.shape)}, expected {wanted}")
+            elif not bool(torch.isfinite(logits).all()):
+                problems.append(f"{name}: a logit is no finite number")
+    return {"weights_only": True, "finite_outputs": not problems, "problems": problems}
+
+
+def hostile_tokens(model: LanguageModel) -> dict[str, Tensor]:
+    """Sequences [1, context] by name: one token again and again, all tokens in order, tokens drawn alike."""
+    vocab, context = model.tokenizer.vocab, model.context
+    drawn = torch.randint(vocab, (1, context), generator=torch.Generator().manual_seed(0))
+    return {
+        "one byte": torch.zeros((1, context), dtype=torch.int64),
+        "ends of documents": torch.full((1, context), model.end_token),
+        "the last token": torch.full((1, context), vocab - 1),
+        "tokens in order": (torch.arange(context) % vocab)[None],
+        "drawn tokens": drawn,
+        "one token": torch.full((1, 1), model.end_token),
+    }
 
 
 def hostile_rows(inputs: InputEncoding) -> pa.Table:
