@@ -23,6 +23,7 @@ from trainer.blobs import Json
 from trainer.checkpoint import Best, Checkpoints, DiskFull, Kind, Saved, Sink
 from trainer.engines.base import Engine, State, StepResult
 from trainer.examples import Ahead, Examples
+from trainer.pace import Pace
 from trainer.process_group import Group
 from trainer.profiling import Profiler
 from trainer.spec import OptimizerSpec, RunSpec, SpecRefused, TokenDataSpec
@@ -132,6 +133,7 @@ class Trainer:
         engine.before_update = checkpoints.settle
         self._clock = engine.clock
         self._watch = Watch(group, engine, sink, work)
+        self._pace = Pace(group, sink, spec.restart)
         self._profiler = profiler
         self._every_s = step_event_every_s
         self._told = (time.monotonic(), 0)
@@ -191,6 +193,7 @@ class Trainer:
             with self._traced():
                 result = self._step(ahead)
             self._clock.step_done()
+            self._pace.step_done()
             self._tell_step(result)
             step = self.progress.step
             better = self._judge() if step == self._total or step % self._judge_every == 0 else False

@@ -18,7 +18,12 @@ from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    distributed_c10d,
+)
 
 from trainer.blobs import Json, canonical_json
 
@@ -120,6 +125,12 @@ class Group:
         with peers():
             dist.all_gather_single(whole, part.contiguous())
         return whole
+
+    def allow(self, seconds: float) -> None:
+        """Let collectives of every group of this process, and agreements, take `seconds` from now on."""
+        self._timeout_s = seconds
+        for group in list(distributed_c10d._world.pg_map):
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
     def leave(self) -> None:
         """Part in order: the group is taken down when every rank is here. Rank 0 goes last, it holds the store."""

@@ -471,7 +471,8 @@ class RestartSpec:
     """When silence counts as hung, and how often infrastructure may fail before the run does.
 
     No progress for `hang_factor` times the typical step, and at least for `hang_floor_s` seconds, is hung. `grace_s`
-    is how long ranks may take to save after a request to stop.
+    is how long ranks may take to save after a request to stop. A collective may take `group_timeout_s`, or
+    `group_timeout_factor` times the slowest step when that is more (`trainer.pace`).
     """
 
     max_attempts: int = 4
@@ -479,6 +480,12 @@ class RestartSpec:
     hang_floor_s: float = 60.0
     grace_s: float = 20.0
     group_timeout_s: float = 60.0
+    group_timeout_factor: float = field(default=5.0, metadata=_LATER)
+
+    def check(self) -> None:
+        """Refuse a factor that gives steps no time."""
+        if not 1.0 <= self.group_timeout_factor < math.inf:
+            raise SpecRefused("restart.group_timeout_factor", f"{self.group_timeout_factor} is no number from 1 on")
 
 
 @dataclass(frozen=True)
@@ -507,7 +514,7 @@ class RunSpec:
         """
         if self.format != RUN_FORMAT:
             raise SpecRefused("format", f"{self.format!r}; this code reads {RUN_FORMAT!r}")
-        for part in (self.data, self.optimizer, self.schedule):
+        for part in (self.data, self.optimizer, self.schedule, self.restart):
             part.check()
         model = model_facts(self.model.options)
         if isinstance(self.data, TokenDataSpec):

@@ -20,6 +20,7 @@ from trainer.checkpoint import Sink
 from trainer.engines.base import Engine
 from trainer.flops import Peak, flops_per_item, measured_peak, mfu
 from trainer.mesh import DIMENSIONS
+from trainer.pace import Stragglers
 from trainer.process_group import Group
 from trainer.spec import RunSpec
 from trainer.timing import peak_memory
@@ -84,6 +85,7 @@ class Watch:
         self._base_bytes = peak_memory()
         self._held: dict[str, Json] = {}
         self._told_all: float | None = None
+        self._stragglers = Stragglers(sink)
 
     def begin(self) -> None:
         """Say on rank 0 what a step computes; the first step begins now."""
@@ -137,6 +139,7 @@ class Watch:
 
     def _tell_ranks(self, step: int, reports: list[dict[str, Any]]) -> dict[str, Json]:
         ordered = slowest_first(reports)
+        self._stragglers.look(step, reports)
         now = self._now()
         if self._told_all is None or now - self._told_all >= _ALL_EVERY_S:
             self._told_all = now
