@@ -23,6 +23,7 @@ from trainer.engines import make_engine
 from trainer.engines.base import ParameterGroups
 from trainer.events import cpu_model
 from trainer.examples import Examples, RowExamples
+from trainer.export import ExportFailed, export_weights
 from trainer.loop import (
     LossNotFinite,
     Preempted,
@@ -37,18 +38,30 @@ from trainer.models.factory import CodeRefused, build_model, parallel_plan, para
 from trainer.models.inputs import Inputs
 from trainer.parallel.plan import ParallelPlan, PlanMismatch
 from trainer.pieces import ParameterMismatch
-from trainer.process_group import Identity, PeerLost, join
+from trainer.process_group import Group, Identity, PeerLost, join
 from trainer.profiling import Profiler
-from trainer.spec import AttemptSpec, ExitCode, RunSpec, SpecRefused, TokenDataSpec
+from trainer.spec import AttemptSpec, ExitCode, LayoutSpec, RunSpec, SpecRefused, TokenDataSpec
 from trainer.tokens import TokenDataset, load_tokens
 from trainer.watch import measure_work
 
 _REFUSED = (SpecRefused, DataRefused, EncodingRefused, CodeRefused, PlanMismatch)
-_INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull)
-_AGREED = (Preempted, DiskFull, StaleAttempt, StorageFailed, LossNotFinite, ParameterMismatch, ResumeRefused)
+_INFRASTRUCTURE = (PeerLost, StaleAttempt, StorageFailed, DiskFull, ExportFailed)
+_AGREED = (
+    Preempted,
+    DiskFull,
+    StaleAttempt,
+    StorageFailed,
+    LossNotFinite,
+    ParameterMismatch,
+    ResumeRefused,
+    ExportFailed,
+)
 """What all ranks raise after the same step, or over the same checkpoint: they can leave the group in order."""
 
 _START_STEP = -1
+
+_EXPORT_TIMEOUTS = 10
+"""How many times a collective's timeout the ranks may take to write the weights together."""
 _SAMPLE = 4
 """Samples by which a step's operations are counted."""
 
@@ -125,6 +138,7 @@ class Rank:
         self._stop = stop
         self._parts = parts or Parts()
         self._step_event_every_s = step_event_every_s
+        self._sharded: Manifest | None = None
         self._run_dir = Path(attempt.run_dir)
         self._code_root = Path(attempt.code_root)
 
@@ -192,11 +206,29 @@ class Rank:
         try:
             self._resume(trainer, checkpoints)
             progress = trainer.run()
+            self._export_sharded(progress, checkpoints, group)
         except _AGREED:
             group.leave()
             raise
         group.leave()
         return progress, checkpoints
+
+    def _export_sharded(self, progress: Progress, checkpoints: Checkpoints, group: Group) -> None:
+        """All ranks: of a model that no rank holds whole, write the best weights piece by piece, as `weights`."""
+        if not is_sharded(self._spec.layout):
+            return
+        assert progress.best_step is not None, "training ends with a judgement"
+        may_take_s = _EXPORT_TIMEOUTS * self._spec.restart.group_timeout_s
+        self._phase("weights", may_take_s)
+        facts: dict[str, Json] = {"kind": "weights", "run_id": self._attempt.run_id, "step": progress.best_step}
+        parts = checkpoints.parts(progress.best_step)
+        self._sharded = export_weights(
+            parts,
+            self._artifacts() / "weights",
+            group,
+            facts | {"spec_digest": self._declared.digest},
+            deadline_s=may_take_s,
+        )
 
     def _resume(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         # The parts end with this function: they keep files open, which would hold their space when they are removed.
@@ -210,6 +242,8 @@ class Rank:
         assert best_step is not None, "training ends with a judgement"
         metrics = final_metrics(progress, dataset)
         artifacts = self._export(dataset, metrics, lambda: checkpoints.weights(best_step))
+        if self._sharded is not None:
+            artifacts["weights"] = self._sharded
         checkpoints.check_fence()
         self._sink.emit("metrics", metrics)
         for name, manifest in artifacts.items():
@@ -297,6 +331,11 @@ def _examples(dataset: Dataset | TokenDataset) -> tuple[Examples, Examples]:
     if isinstance(dataset, TokenDataset):
         return dataset.train, dataset.valid
     return RowExamples(dataset.train), RowExamples(dataset.valid)
+
+
+def is_sharded(layout: LayoutSpec) -> bool:
+    """Whether no rank holds all parameters: shards, matrices, layers or experts are divided, or ZeRO stage 3."""
+    return max(layout.shard, layout.tp, layout.pp, layout.ep) > 1 or (layout.zero == 3 and layout.dp > 1)
 
 
 def exit_code(error: BaseException) -> ExitCode:

@@ -69,13 +69,14 @@ def list_runs(settings: Settings, pipeline: str | None, partition: str | None, l
 def show(settings: Settings, run_id: str, as_json: bool) -> None:
     """Show what a run pins, its attempts, metrics, cost and artifacts."""
     from headway.services import open_services
-    from headway.training.describe import loss_curve
+    from headway.training.describe import loss_curve, stragglers
 
     with open_services(settings) as services:
         run = find_run(services, run_id)
         curve = loss_curve(services, run)
         stale = _replaced_snapshots(services, run)
-    document = _document(run, stale)
+        slow = stragglers(services, run)
+    document = _document(run, stale) | {"stragglers": slow or "none"}
     epochs = [{n: _finite(v) for n, v in vars(row).items()} for row in curve]
     if as_json:
         click.echo(json.dumps({**document, "epochs": epochs}, indent=2))

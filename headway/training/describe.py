@@ -35,14 +35,35 @@ def event_line(event: RunEvent) -> str:
             f"{where}: {_number(data.get('flops_per_step'))} operations per step on {data.get('ranks')} ranks; peak of "
             f"a rank {_number(data.get('peak_flops_per_s'))} per s ({data.get('peak')})"
         )
+    if event.kind == "straggler":
+        return f"{where}: {straggler_line(data)}"
+    if event.kind == "collective_timeout":
+        return (
+            f"{where}: collectives may take {_number(data.get('seconds'))} s: {data.get('factor')} times the slowest "
+            f"step ({_number(data.get('slowest_step_s'))} s), at least {data.get('floor_s')} s"
+        )
     if event.kind == "error":
         return f"{where}: rank {data.get('rank')}: {data.get('kind')}: {data.get('message')}"
     if event.kind == "node_end":
         return f"{where}: ended with {data.get('code')}: {data.get('cause') or 'done'}"
-    if event.kind in ("node_start", "phase", "checkpoint", "artifact", "stacks", "stopping"):
+    if event.kind in ("node_start", "phase", "checkpoint", "artifact", "stacks", "stopping", "environment"):
         said = ", ".join(f"{k} {v}" for k, v in data.items() if v is not None and not isinstance(v, dict | list))
         return f"{where}: {event.kind}: {said}"
     return ""
+
+
+def straggler_line(data: Mapping[str, Json]) -> str:
+    """Which rank holds the others up, from a `straggler` event."""
+    return (
+        f"rank {data.get('rank')} is slow: busy {_number(data.get('busy_s'))} s a step at step {data.get('step')}, the "
+        f"others {_number(data.get('others_s'))} s; it goes on"
+    )
+
+
+def stragglers(services: Services, run: TrainingRun) -> list[str]:
+    """The ranks that held the others up, as they were told of, newest last."""
+    events = services.catalog.run_events(services.principal, run.run_id, kinds=("straggler",))
+    return [f"attempt {event.attempt}: {straggler_line(event.data)}" for event in events]
 
 
 def _step(data: Mapping[str, Json]) -> str:
