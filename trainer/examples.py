@@ -127,7 +127,7 @@ def judge_sums(
         sums.append([judged.loss_sum, judged.items])
         beat()
     mine = torch.tensor(sums, dtype=torch.float64)
-    gathered = group.gather(mine).view(group.world_size, len(sums), 2)[engine.mesh.data_firsts]
+    gathered = group.gather(mine.flatten()).view(group.world_size, len(sums), 2)[engine.mesh.data_firsts]
     return math.fsum(gathered[..., 0].flatten().tolist()), int(gathered[..., 1].sum())
 
 
