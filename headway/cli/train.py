@@ -1,4 +1,4 @@
-"""`headway train`: whether a layout can run, and whether it trains as one process does."""
+"""`headway train`: whether a layout can run, whether it trains as one process does, and what a run learned from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import sys
 import click
 
 from headway.cli.train_check import command as check
+from headway.cli.train_ledger import command as ledger
 from trainer.spec import STAGES_PER_RANK
 
 
 @click.group("train")
 def command() -> None:
-    """Check a run's layout, and compare layouts with one process."""
+    """Check a run's layout, compare layouts with one process, list what a run learned from."""
 
 
 command.add_command(check)
+command.add_command(ledger)
 
 
 @command.command("parity")
