@@ -170,7 +170,8 @@ def _validate(attributes: dict[str, Any], document: yaml.Node, file: Path) -> Pi
 
 
 def _problem(error: ErrorDetails, document: yaml.Node, file: Path) -> Problem:
-    keys = [k for k in error["loc"] if not _is_union_tag(k)]
+    loc = error["loc"]
+    keys = [k for i, k in enumerate(loc) if not (_is_union_tag(k) or (i and (loc[i - 1], k) in _KINDS))]
     message = error["msg"].removeprefix("Value error, ")
     if not keys:
         keys, message = _place_of(message)
@@ -193,6 +194,10 @@ def _place_of(message: str) -> tuple[list[Any], str]:
     sections = {field.alias or name for name, field in PipelineSpec.model_fields.items()}
     named = bool(rest) and path.partition(".")[0] in sections
     return (list(path.split(".")), rest) if named else ([], message)
+
+
+# What stands in a place once its kind is known is told with the kind in its path.
+_KINDS = {("format", "csv"), ("format", "parquet"), ("format", "text"), ("tokenizer", "bpe"), ("tokenizer", "bytes")}
 
 
 def _is_union_tag(key: object) -> bool:
