@@ -32,7 +32,7 @@ def prepared(tmp_path: Path, toy: dict[str, Any], grace_s: float = 30.0) -> Path
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGTERM, "sigterm"), (signal.SIGUSR1, "preempt"), (signal.SIGINT, "cancel")]
 )
-def test_a_request_to_stop_lets_every_rank_save(tmp_path: Path, number: signal.Signals, reason: str) -> None:
+def test_d07_a_request_to_stop_lets_every_rank_save(tmp_path: Path, number: signal.Signals, reason: str) -> None:
     path = prepared(tmp_path, {"group": True})
     with node_process(path) as node:
         rank_pid(path, 1)
@@ -46,7 +46,7 @@ def test_a_request_to_stop_lets_every_rank_save(tmp_path: Path, number: signal.S
     assert marked(path) == []
 
 
-def test_sigint_twice_ends_ranks_that_do_not_listen_at_once(tmp_path: Path) -> None:
+def test_d07_sigint_twice_ends_ranks_that_do_not_listen_at_once(tmp_path: Path) -> None:
     path = prepared(tmp_path, {"ranks": {"0": {"at": 1, "do": "deaf"}, "1": {"at": 1, "do": "deaf"}}}, grace_s=600.0)
     with node_process(path) as node:
         rank_pid(path, 1)
@@ -74,7 +74,7 @@ def test_signals_to_a_node_that_is_leaving_change_nothing(tmp_path: Path) -> Non
     assert [event.kind for event in events(path)].count("stopping") == 1
 
 
-def test_sighup_ends_neither_node_nor_ranks(tmp_path: Path) -> None:
+def test_d07_sighup_ends_neither_node_nor_ranks(tmp_path: Path) -> None:
     path = prepared(tmp_path, {})
     with node_process(path) as node:
         rank = rank_pid(path, 0)
@@ -85,7 +85,7 @@ def test_sighup_ends_neither_node_nor_ranks(tmp_path: Path) -> None:
         assert node.poll() is None
 
 
-def test_sigusr2_writes_stacks_and_ends_nothing(tmp_path: Path) -> None:
+def test_d07_sigusr2_writes_stacks_and_ends_nothing(tmp_path: Path) -> None:
     path = prepared(tmp_path, {})
     with node_process(path) as node:
         rank_pid(path, 1)

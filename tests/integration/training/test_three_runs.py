@@ -39,7 +39,7 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     end_all(tmp_path)
 
 
-def test_three_two_node_runs_at_once_all_finish_though_the_first_ends_early(
+def test_d09_three_two_node_runs_at_once_all_finish_though_the_first_ends_early(
     tmp_path: Path, launcher: LocalLauncher
 ) -> None:
     runs = [
@@ -52,7 +52,7 @@ def test_three_two_node_runs_at_once_all_finish_though_the_first_ends_early(
     assert [len(of_kind(attempt_file_of(attempt), "step")) for attempt in runs] == [2, 60, 60]
 
 
-def test_a_paused_supervisor_of_an_old_attempt_ends_itself_when_it_goes_on(
+def test_d09_a_paused_supervisor_of_an_old_attempt_ends_itself_when_it_goes_on(
     tmp_path: Path, launcher: LocalLauncher
 ) -> None:
     first = toy_attempt(tmp_path, LONG | {"group": True}, nodes=2)
@@ -77,7 +77,7 @@ def test_a_paused_supervisor_of_an_old_attempt_ends_itself_when_it_goes_on(
     assert (seen.state, seen.code, seen.cancelled) == ("ended", 77, False)
 
 
-def test_a_paused_old_node_ends_itself_and_cannot_join_the_new_attempt(tmp_path: Path, launcher: LocalLauncher) -> None:
+def test_d09_a_paused_old_node_ends_itself_and_cannot_join_the_new_attempt(tmp_path: Path, launcher: LocalLauncher) -> None:
     first = toy_attempt(tmp_path, LONG)
     path = written(first, toy_spec())
     with node_process(path.resolve()) as old:
