@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import random
 import signal
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.beside_ranks import finish
+from support.beside_ranks import finish, rows_seen
 from support.slow_ranks import ElasticRun, begin_slow, elastic
 from support.trainer_runs import Run, toy_spec, warm, with_options
 
@@ -47,20 +48,24 @@ def assert_close(run: Run, other: Run, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_a_random_step_every_stage_reaches_the_same_bits(
+def test_d01_killed_at_a_random_step_every_stage_sees_the_same_rows_and_reaches_the_same_bits(
     kind: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     step, rank = random.randrange(1, 14), random.randrange(2)
     run = Run(tmp_path / "run", spec_of(kind))
-    codes = finish(run, kill={"rank": rank, "step": step}, slow_s=0.01)
+    codes = finish(run, kill={"rank": rank, "step": step}, slow_s=0.01, note=True)
     assert codes[rank] == -signal.SIGKILL, f"step {step}, rank {rank}"
     reached = max((e.data["step"] for e in run.events("step")), default=0)
-    assert finish(run) == [0, 0], f"step {step}, rank {rank}"
+    assert finish(run, note=True) == [0, 0], f"step {step}, rank {rank}"
     # Lost: what was taken after the last complete checkpoint, one is made every 2 steps and at each best one.
     assert reached - (run.events("step")[0].data["step"] - 1) <= 4, f"step {step}, rank {rank}"
     assert run.losses() == undisturbed(kind).losses()
     assert run.state() == undisturbed(kind).state()
     assert run.weights() == undisturbed(kind).weights()
+    seen = rows_seen(run)
+    for epoch in range(3):
+        rows = [row for step in range(5 * epoch, 5 * (epoch + 1)) for row in seen[step]]
+        assert sorted(rows) == list(range(37))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,3 +144,55 @@ def test_what_no_rank_holds_whole_is_exported_piece_by_piece(kind: str, undistur
         assert pieces == read_tensors(run.weights())
         index = json.loads((folder / "model.safetensors.index.json").read_bytes())
         assert set(index["weight_map"]) == set(pieces)
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_the_newest_checkpoint_is_corrupt_and_the_one_before_is_gone_on_from(
+    kind: str, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "run", spec_of(kind, keep_last=2))
+    assert finish(run, kill={"rank": 1, "step": 9}, pause_s=0.05)[1] == -signal.SIGKILL
+    *_, older, newest = [name for name in run.checkpoints() if not name.endswith(".partial")]
+    file = run.folder / "checkpoints" / newest / "rank-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert finish(run) == [0, 0]
+    passed = [e.data["message"] for e in run.events("error") if e.data["kind"] == "CheckpointBroken"]
+    assert any(message.startswith(f"{newest}/rank-1.safetensors:") for message in passed)
+    assert run.events("step")[0].data["step"] == int(older[5:]) + 1
+    assert run.weights() == undisturbed(kind).weights()
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_d11_a_full_disk_keeps_the_first_checkpoint(kind: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    whole = undisturbed(kind)
+    newest = whole.folder / "checkpoints" / whole.checkpoints()[-1]
+    quota = sum(math.ceil(file.stat().st_size / 4096) * 4096 for file in newest.iterdir()) * 3 // 2
+    run = Run(tmp_path / "run", spec_of(kind, synchronous=True))
+    assert run.finish(quota=quota) == [ExitCode.LOST_PEER, ExitCode.LOST_PEER]
+    assert run.checkpoints() == ["step-00000002"]
+    assert {e.data["kind"] for e in run.events("error")} == {"DiskFull"}
+    assert run.finish() == [0, 0]
+    assert run.events("step")[0].data["step"] == 3
+    assert run.weights() == whole.weights()
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_d03_five_rows_on_two_ranks_are_each_counted_once(kind: str, tmp_path: Path) -> None:
+    spec = with_options(spec_of(kind), rows=5, valid=3)
+    run = Run(tmp_path / "run", replace(spec, batch=replace(spec.batch, accumulation=2)))
+    assert run.finish() == [0, 0]
+    metrics = run.events("metrics")[0].data
+    assert (metrics["steps"], metrics["samples"]) == (3, 15)
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_d05_groups_and_frozen_layers_of_zero_stages_come_back(kind: str, tmp_path: Path) -> None:
+    spec = with_options(spec_of(kind), frozen=True)
+    run, whole = Run(tmp_path / "run", spec), Run(tmp_path / "whole", spec)
+    assert whole.finish() == [0, 0]
+    assert finish(run, kill={"rank": 1, "step": 7}, slow_s=0.01)[1] == -signal.SIGKILL
+    assert run.finish() == [0, 0]
+    assert run.state() == whole.state()
+    engine = json.loads((run.folder / "checkpoints" / run.checkpoints()[-1] / "rank-0.json").read_bytes())["engine"]
+    assert [group["weight_decay"] for group in engine["groups"]] == [0.0, 0.1]
+    assert engine["frozen"] == ["enter.weight", "enter.bias"]

@@ -22,6 +22,8 @@ from headway.training.submit import submit
 def _elastic(attributes: dict[str, Any]) -> None:
     attributes["training"] |= {"nodes": {"min": 1, "max": 2}, "epochs": 30, "checkpoint_every": 20}
     attributes["training"]["early_stopping"] = {"last": "7d", "patience": 30}
+    # What dropout draws depends on how the rows are spread.
+    attributes["training"]["options"] |= {"dropout": 0.0}
 
 
 def _start(bench: TrainingBench, launcher: LocalLauncher) -> str:

@@ -155,7 +155,8 @@ def test_a_divergence_names_the_step_and_the_tensor(shop: TrainingBench, tmp_pat
         told = json.loads(result.stdout)
         assert told["verdict"] == "diverged"
         assert not told["as_claimed"]
-        assert 8 <= told["step"] <= 13
+        # The first moment that was told after the ninth forward pass: at the latest the end of an epoch.
+        assert 8 <= told["step"] <= 28
         assert "blocks.0" in told["tensor"]
     finally:
         end_everything(bench)
