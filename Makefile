@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTH
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve ui replay-year test test-fast lint format bench-join bench-serve bench-restart clean
+.PHONY: help venv demo demo-lm serve ui replay-year test test-fast lint format bench-join bench-serve bench-restart clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## a year of flights to a judged model and an explained prediction, through Dagster
 	@$(BIN)/python -m assets.demo $(ARGS)
+
+demo-lm: $(STAMP) ## a language model of the standard library on two nodes, judged against compressors, through Dagster
+	@$(BIN)/python -m assets.demo_lm $(ARGS)
 
 serve: $(STAMP) ## answer over HTTP with the promoted model on http://127.0.0.1:8080 (ARGS="--port N")
 	@exec $(BIN)/headway serve $(ARGS)

@@ -47,7 +47,7 @@ def main() -> int:
     partitions = _partitions(pipeline, arguments.first, arguments.last)
     if arguments.parent:
         return _execute_model(pipeline) if arguments.model else _execute(pipeline, partitions)
-    with _only_one(settings.home / "demo.lock"):
+    with only_one(settings.home / "demo.lock"):
         return _watch(settings, pipeline, partitions, arguments)
 
 
@@ -70,7 +70,7 @@ def _partitions(pipeline: Pipeline, first: str | None, last: str | None) -> list
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def only_one(path: Path) -> Iterator[None]:
     """Hold the demo's lock; it is given back by the system even when the holder is killed."""
     with path.open("w") as lock:
         try:
@@ -88,7 +88,7 @@ def _execute(pipeline: Pipeline, partitions: Sequence[str]) -> int:
     import dagster as dg
 
     with dg.DagsterInstance.get() as instance:
-        _close_dead_runs(instance)
+        close_dead_runs(instance, pipeline.name)
         job = dg.reconstructable(pipeline_job)
         result = dg.execute_job(
             job,
@@ -107,7 +107,7 @@ def _execute_model(pipeline: Pipeline) -> int:
     import dagster as dg
 
     with dg.DagsterInstance.get() as instance:
-        _close_dead_runs(instance)
+        close_dead_runs(instance, pipeline.name)
         tags = {RUN_TAG: pipeline.name, "dagster/partition": AS_OF}
         job = dg.reconstructable(demo_model_job)
         return 0 if dg.execute_job(job, instance=instance, tags=tags).success else 1
@@ -132,12 +132,12 @@ def pipeline_job() -> dg.JobDefinition:
     return dg.Definitions.merge(defs(), dg.Definitions(jobs=[job])).resolve_job_def(PIPELINE)
 
 
-def _close_dead_runs(instance: dg.DagsterInstance) -> None:
+def close_dead_runs(instance: dg.DagsterInstance, pipeline: str) -> None:
     """Runs of an earlier demo that was killed are still shown as running: the lock says that nobody executes them."""
     import dagster as dg
 
     unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
-    for run in instance.get_runs(dg.RunsFilter(tags={RUN_TAG: PIPELINE}, statuses=unfinished)):
+    for run in instance.get_runs(dg.RunsFilter(tags={RUN_TAG: pipeline}, statuses=unfinished)):
         instance.report_run_failed(run, "The process that executed this run was killed; the next demo run continued.")
 
 
@@ -166,9 +166,9 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
         changed = not _is_up_to_date(services, pipeline, partitions)
         if changed:
             show = lambda: _print_progress(services, pipeline, partitions, watch)  # noqa: E731
-            status = _run_child(settings, watch, output, sliced, show, _LINE_EVERY_S)
+            status = run_child(settings, watch, output, "assets.demo", sliced, show, _LINE_EVERY_S)
             if status != 0:
-                return _failed(watch, log)
+                return failed(watch, log)
         snapshots = _summary(services, pipeline, partitions)
         if not snapshots:
             return 1
@@ -182,9 +182,9 @@ def _watch(settings: Settings, pipeline: Pipeline, partitions: Sequence[str], ar
         print(f"\ntraining on two nodes, as of {AS_OF}, then judging on the month after", flush=True)
         seen: dict[str, int] = {}
         show = lambda: show_new_events(services, pipeline.name, seen)  # noqa: E731
-        status = _run_child(settings, watch, output, ["--model"], show, 1.0)
+        status = run_child(settings, watch, output, "assets.demo", ["--model"], show, 1.0)
         if status != 0 and not _is_judged(services, pipeline):
-            return _failed(watch, log)
+            return failed(watch, log)
         served = settle(settings, services, pipeline)
         _close(watch, snapshots, changed=changed or _versions(services, pipeline) != before, served=served)
         return 0
@@ -194,11 +194,17 @@ def _versions(services: Services, pipeline: Pipeline) -> int:
     return len(services.catalog.model_versions(services.principal, pipeline.name))
 
 
-def _run_child(
-    settings: Settings, watch: Watch, output: IO[bytes], more: Sequence[str], show: Callable[[], None], every: float
+def run_child(
+    settings: Settings,
+    watch: Watch,
+    output: IO[bytes],
+    module: str,
+    more: Sequence[str],
+    show: Callable[[], None],
+    every: float,
 ) -> int:
-    """Run a stage in a child process, showing progress and its memory; return its exit status."""
-    command = [sys.executable, "-m", "assets.demo", "--parent", str(os.getpid()), *more]
+    """Run a stage of a demo's module in a child process, showing progress and its memory; return its exit status."""
+    command = [sys.executable, "-m", module, "--parent", str(os.getpid()), *more]
     child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     launcher = launcher_for(settings)
     shown = watch.seconds
@@ -222,7 +228,8 @@ def _is_judged(services: Services, pipeline: Pipeline) -> bool:
     )
 
 
-def _failed(watch: Watch, log: Path) -> int:
+def failed(watch: Watch, log: Path) -> int:
+    """Print the end of the log; return the exit status."""
     print(f"error: the Dagster run failed after {watch.seconds:.0f} s; the last lines of {log}:", file=sys.stderr)
     print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
     return 1

@@ -65,20 +65,20 @@ def settle(settings: Settings, services: Services, pipeline: Pipeline) -> bool:
     run = newest_run(services, pipeline.name, AS_OF)
     mine = [v for v in services.catalog.model_versions(services.principal, pipeline.name) if v.run_id == run.run_id]
     for version in mine:
-        _headway("models", "show", f"{version.model_id}@{version.version}")
+        run_headway("models", "show", f"{version.model_id}@{version.version}")
     endpoint = services.catalog.endpoint(services.principal, pipeline.name)
     serves = endpoint is not None and endpoint.stable == mine[-1].version
-    if not serves and _headway("promote", f"{pipeline.name}@{mine[-1].version}") != 0:
+    if not serves and run_headway("promote", f"{pipeline.name}@{mine[-1].version}") != 0:
         return False
     file = settings.home / "demo-requests.json"
     file.write_text(json.dumps(_requests(services, pipeline), indent=2) + "\n")
-    if _headway("predict", "--file", str(file)) != 0:
+    if run_headway("predict", "--file", str(file)) != 0:
         return False
     newest = services.catalog.prediction_ids(services.principal, "")[-1]
-    return _headway("explain", newest, "--feature", "weather_at_origin__temp") == 0
+    return run_headway("explain", newest, "--feature", "weather_at_origin__temp") == 0
 
 
-def _headway(*arguments: str) -> int:
+def run_headway(*arguments: str) -> int:
     """Run a command of the command line in this process, below the line that a person would type."""
     from headway.cli.main import main
 

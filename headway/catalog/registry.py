@@ -25,6 +25,7 @@ from headway.catalog.registry_facts import (
     Model,
     ModelVersion,
     ModelVersionFacts,
+    artifact_name,
 )
 from headway.catalog.runs import aggregate as run_aggregate
 from headway.catalog.runs import read_run
@@ -291,9 +292,9 @@ def _check_run(step: Step, facts: ModelVersionFacts) -> None:
     if run.facts.pipeline != facts.pipeline:
         raise VersionRefused(subject, f"the run is of pipeline {run.facts.pipeline!r}", "name that pipeline")
     # By kind: a gate that does not apply to one kind must not be escaped by naming another.
-    listed = run.result.artifacts.get(facts.kind)
+    listed = run.result.artifacts.get(artifact_name(facts.kind))
     if listed != facts.manifest_digest:
-        why = f"its {facts.kind} artifact is {listed}, not {facts.manifest_digest}"
+        why = f"its {artifact_name(facts.kind)} artifact is {listed}, not {facts.manifest_digest}"
         raise VersionRefused(subject, why, "register the manifest that the run's result names for this kind")
 
 

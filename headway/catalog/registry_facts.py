@@ -21,6 +21,11 @@ Arm: TypeAlias = Literal["stable", "candidate", "shadow"]
 PredictionSource: TypeAlias = Literal["batch", "online"]
 
 
+def artifact_name(kind: ModelKind) -> str:
+    """Return how a run calls the artifact that a version of this kind is made of."""
+    return "network" if kind == "language" else kind
+
+
 @dataclass(frozen=True)
 class ModelVersionFacts:
     """What a registered version is. `contract` is the input and output schema, `contract_hash` its digest.

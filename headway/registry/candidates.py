@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from headway.artifacts.manifest import put_manifest, read_manifest
 from headway.artifacts.store import Blob
 from headway.catalog import FeatureSnapshot
-from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
+from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts, artifact_name
 from headway.declaration import PipelineSpec
 from headway.errors import HeadwayError
 from headway.features.reading import read_values
@@ -177,11 +177,6 @@ def register(
     )
     sign_provenance(services, keyring, version, run)
     return version
-
-
-def artifact_name(kind: ModelKind) -> str:
-    """How a run calls the artifact that a version of this kind is made of."""
-    return "network" if kind == "language" else kind
 
 
 def _semantics(spec: PipelineSpec) -> int:

@@ -185,11 +185,17 @@ def read_text(services: Services, snapshot: FeatureSnapshot) -> Text:
         StoreError: the store does not hold what the manifest lists.
     """
     manifest = read_manifest(services.store, snapshot.manifest_digest)
-    with services.store.open(manifest.entry(DOCUMENTS_ENTRY).sha256) as source:
-        table = pq.read_table(source)
+    table = read_documents_table(services, snapshot)
     tokenizer = Tokenizer.parse(services.store.get_bytes(manifest.entry(TOKENIZER_ENTRY).sha256))
     contents = list(_contents(services, manifest, tokenizer, table))
     return Text(table.append_column("content", pa.array(contents, pa.binary())))
+
+
+def read_documents_table(services: Services, snapshot: FeatureSnapshot) -> pa.Table:
+    """The table of a snapshot's documents, without their text."""
+    manifest = read_manifest(services.store, snapshot.manifest_digest)
+    with services.store.open(manifest.entry(DOCUMENTS_ENTRY).sha256) as source:
+        return pq.read_table(source)
 
 
 def _contents(services: Services, manifest: Manifest, tokenizer: Tokenizer, table: pa.Table) -> Iterator[bytes]:
