@@ -68,9 +68,7 @@ def declared_defs(pipeline: Pipeline) -> dg.Definitions:
     stages = [build_dataset_version(pipeline, source) for source in spec.sources]
     stages.append(build_feature_snapshot(pipeline) if spec.text is None else build_token_snapshot(pipeline))
     if spec.training is not None:
-        stages.append(build_training_run(pipeline))
-        if spec.text is None:
-            stages.append(build_model_version(pipeline))
+        stages += [build_training_run(pipeline), build_model_version(pipeline)]
     if spec.serving is not None:
         stages.append(build_online_features(pipeline))
     if spec.monitoring is not None:

@@ -11,16 +11,20 @@ import dagster as dg
 from assets.describe import guarded, interval_metadata, table
 from assets.keys import model_version_key, snapshot_key, training_key
 from assets.partitions import partitions_definition
+from assets.text_version import intervals, text_metadata, with_intervals
 from assets.training_run import code_version
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
-from headway.training.window import as_of_calendar
+from headway.training.window import WHOLE, as_of_calendar
 from resources.platform import Platform
 from trainer.blobs import Json
 
 if TYPE_CHECKING:
+    from headway.catalog.registry_facts import ModelVersion
     from headway.registry.candidates import Candidate
+
+_METRICS = ("auc", "log_loss", "calibration_error", "gain")
 
 
 def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -29,20 +33,22 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
     key = model_version_key(spec.name)
     assert spec.promotion is not None
     gates = [gate.gate for gate in spec.promotion.gates]
+    on = "the documents that its snapshot held out" if spec.text is not None else "the month after `as_of`"
+    mapping = None if spec.text is not None else dg.TimeWindowPartitionMapping()
 
     @dg.asset(
         key=key,
         group_name=spec.name,
-        description=f"Versions of `{spec.name}`: judged on the month after `as_of`, every verdict signed.",
+        description=f"Versions of `{spec.name}`: judged on {on}, every verdict signed.",
         owners=[spec.owner],
         kinds={"pytorch", "safetensors"},
         tags={"headway/stage": "model_version"},
         code_version=code_version(pipeline),
-        partitions_def=partitions_definition(as_of_calendar(spec)),
-        backfill_policy=dg.BackfillPolicy.multi_run(1),
+        partitions_def=None if spec.text is not None else partitions_definition(as_of_calendar(spec)),
+        backfill_policy=None if spec.text is not None else dg.BackfillPolicy.multi_run(1),
         deps=[
             training_key(spec.name),
-            dg.AssetDep(snapshot_key(spec.name), partition_mapping=dg.TimeWindowPartitionMapping()),
+            dg.AssetDep(snapshot_key(spec.name), partition_mapping=mapping),
         ],
         check_specs=[dg.AssetCheckSpec(gate, asset=key, blocking=True, description=_TEXTS[gate]) for gate in gates],
     )
@@ -52,12 +58,11 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
         step_dies_with_run()
         services = platform.services()
         try:
-            shown = _shown_run(context, training_key(spec.name))
+            partition = context.partition_key if context.has_partition_key else WHOLE
+            shown = _shown_run(context, training_key(spec.name), partition)
             known = shown != "" and shown in services.catalog.run_ids(services.principal, shown)
             run = (
-                services.catalog.run(services.principal, shown)
-                if known
-                else newest_run(services, spec.name, context.partition_key)
+                services.catalog.run(services.principal, shown) if known else newest_run(services, spec.name, partition)
             )
             found = judge_run(services, platform.keyring(), pipeline, run, context.log.info)
         except HeadwayError as error:
@@ -67,13 +72,13 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
     return model_version
 
 
-def _shown_run(context: dg.AssetExecutionContext, key: dg.AssetKey) -> str:
+def _shown_run(context: dg.AssetExecutionContext, key: dg.AssetKey, partition: str) -> str:
     """The run that the newest materialization of this partition's training shows: what a person looks at is judged.
 
     Empty when Dagster shows none; then the newest succeeded run of the catalog is meant.
     """
-    partition = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[context.partition_key])
-    for record in context.instance.fetch_materializations(partition, limit=1).records:
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition == WHOLE else [partition])
+    for record in context.instance.fetch_materializations(wanted, limit=1).records:
         found = record.asset_materialization
         if found is not None and "run_id" in found.metadata:
             return str(found.metadata["run_id"].value)
@@ -84,8 +89,10 @@ _TEXTS = {
     "auc_over_historical_rate": "AUC exceeds that of the historical rate by the margin, at the interval's lower end.",
     "auc_over_logistic": "AUC exceeds that of logistic regression on the same features and rows.",
     "auc_over_champion": "AUC against the version that serves now; without one, against the historical rate.",
+    "bits_per_byte_over_gzip": "Fewer bits per byte than gzip -9: by file at the interval's lower end, and all as one.",
+    "bits_per_byte_over_champion": "Bits per byte against the version that serves now; without one, against gzip -9.",
     "segments": "No segment with enough rows loses more than its allowance.",
-    "finite_outputs": "Missing and out-of-range inputs get finite answers.",
+    "finite_outputs": "Missing and out-of-range inputs, or any order of tokens, get finite answers.",
     "contract": "The contract is there, and compatible with the version that serves now.",
     "leakage_proof": "The leakage proof of every snapshot used verifies.",
     "weights_only": "The weights load from safetensors alone.",
@@ -112,8 +119,7 @@ def _report(
         "run_id": last.version.run_id,
         "refused": ", ".join(refused) or "none",
         "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
-        **table("metrics", [_with_intervals(row) for row in rows]),
-        **interval_metadata(platform.store(), "AUC on the month after as_of, with intervals by day", _areas(rows)),
+        **_measured(platform, last.version, rows),
     }
     results = newest_results(services, last.version)
     checks = [_check(key, gate, results.get(gate), last.version.kind) for gate in gates]
@@ -122,25 +128,19 @@ def _report(
     )
 
 
-def _areas(rows: Sequence[Mapping[str, Json]]) -> list[tuple[str, float, float, float]]:
-    """AUC of each model that has one with an interval."""
-    found: list[tuple[str, float, float, float]] = []
-    for row in rows:
-        numbers = [v for name in ("auc", "auc_lower", "auc_upper") if isinstance(v := row[name], int | float)]
-        if len(numbers) == 3:
-            found.append((str(row["model"]), numbers[0], numbers[1], numbers[2]))
-    return found
+def _measured(platform: Platform, version: "ModelVersion", rows: Sequence[Mapping[str, Json]]) -> dict[str, Any]:
+    from headway.registry.judge import evaluation_report
+    from headway.registry.text_card import is_text
 
-
-def _with_intervals(row: Mapping[str, Json]) -> dict[str, object]:
-    """A row of the card as a person reads it: each number with its interval in one cell."""
-    cells: dict[str, object] = {"model": row["model"]}
-    for name in ("auc", "log_loss", "calibration_error", "gain"):
-        value, lower, upper = row[name], row[f"{name}_lower"], row[f"{name}_upper"]
-        known = isinstance(lower, int | float) and isinstance(upper, int | float)
-        interval = f" [{lower:.4f}, {upper:.4f}]" if known else ""
-        cells[name] = f"{value:.4f}{interval}" if isinstance(value, int | float) else ""
-    return cells
+    report = evaluation_report(platform.services(), version)
+    if report is not None and is_text(report):
+        return text_metadata(platform.store(), report, rows)
+    return {
+        **table("metrics", [with_intervals(row, _METRICS) for row in rows]),
+        **interval_metadata(
+            platform.store(), "AUC on the month after as_of, with intervals by day", intervals(rows, "auc")
+        ),
+    }
 
 
 def _check(key: dg.AssetKey, gate: str, result: Any, kind: str) -> dg.AssetCheckResult:  # noqa: ANN401
