@@ -137,6 +137,7 @@ class Trainer:
         self._profiler = profiler
         self._every_s = step_event_every_s
         self._told = (time.monotonic(), 0)
+        self._told_step: int | None = None
         self.progress = Progress()
 
     def resume(self, parts: list[State]) -> None:
@@ -194,10 +195,13 @@ class Trainer:
                 result = self._step(ahead)
             self._clock.step_done()
             self._pace.step_done()
-            self._tell_step(result)
+            if self._told_step is None or time.monotonic() - self._told[0] >= self._every_s:
+                self._tell_step(result)
             step = self.progress.step
             better = self._judge() if step == self._total or step % self._judge_every == 0 else False
             finished = self.progress.finished
+            if finished and self._told_step != step:
+                self._tell_step(result)
             if better:
                 self._save("best", needed=True, at_once=finished)
             elif finished or self.progress.step % self._spec.schedule.checkpoint_every == 0:
@@ -369,11 +373,10 @@ class Trainer:
         self._sink.emit("position", position)
 
     def _tell_step(self, result: StepResult) -> None:
+        """Tell of the step that was just taken: of the first and the last one, and of one every so often."""
         now, (then, samples) = time.monotonic(), self._told
-        if now - then < self._every_s:
-            return
         progress = self.progress
-        self._told = (now, progress.samples)
+        self._told, self._told_step = (now, progress.samples), progress.step
         told = self._watch.look(progress.step)
         if self._group.rank != 0:
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headway.cli.compare import command as compare
 from headway.cli.replay import command as replay
 from headway.errors import HeadwayError
 from headway.home import Settings
@@ -70,13 +71,16 @@ def show(settings: Settings, run_id: str, as_json: bool) -> None:
     """Show what a run pins, its attempts, metrics, cost and artifacts."""
     from headway.services import open_services
     from headway.training.describe import loss_curve, stragglers
+    from headway.training.restarts import restarts
 
     with open_services(settings) as services:
         run = find_run(services, run_id)
         curve = loss_curve(services, run)
         stale = _replaced_snapshots(services, run)
         slow = stragglers(services, run)
-    document = _document(run, stale) | {"stragglers": slow or "none"}
+        restarted = [restart.to_json() for restart in restarts(services, run)]
+        told = _measured(services, run)
+    document = _document(run, stale) | {"stragglers": slow or "none", "restarts": restarted or "none"} | told
     epochs = [{n: _finite(v) for n, v in vars(row).items()} for row in curve]
     if as_json:
         click.echo(json.dumps({**document, "epochs": epochs}, indent=2))
@@ -154,6 +158,31 @@ def cancel(settings: Settings, run_id: str, reason: str, wait: bool) -> None:
     click.echo(f"{run.run_id} {run.status}" + (": asked to stop" if run.status == "open" else ""))
 
 
+@command.command("profile")
+@_RUN
+@click.argument("steps", metavar="STEPS")
+@click.pass_obj
+def profile(settings: Settings, run_id: str, steps: str) -> None:
+    """Trace steps of a run that trains, for instance 10:15; `headway runs show` says where the trace lies.
+
+    STEPS are counted from 1 over the whole run. A trace opens in https://ui.perfetto.dev.
+    """
+    from headway.services import open_services
+    from headway.training.launchers import launcher_for
+    from headway.training.trace import TraceRefused, ask_for_trace, wanted_steps
+
+    wanted = wanted_steps(steps)
+    if wanted is None:
+        raise TraceRefused("no steps are named", "write for instance 10:15")
+    with open_services(settings) as services:
+        run = find_run(services, run_id)
+        if run.status != "open":
+            raise TraceRefused(f"run {run.run_id} is {run.status}: it takes no steps", "trace a run that trains")
+        ask_for_trace(launcher_for(settings).run_dir(run.run_id), wanted)
+    click.echo(f"{run.run_id}: steps {wanted.first} to {wanted.last} will be traced, unless they have passed")
+
+
+command.add_command(compare)
 command.add_command(replay)
 
 
@@ -167,6 +196,26 @@ def find_run(services: Services, reference: str) -> TrainingRun:
     if len(found) != 1:
         raise UnclearRun(no_single("run", found, reference), "`headway runs list` shows the ids")
     return services.catalog.run(services.principal, found[0])
+
+
+def _measured(services: Services, run: TrainingRun) -> dict[str, Any]:
+    """The newest step, where a step's time goes (seconds on rank 0), what each rank held, and traces."""
+    from headway.training.measured import measured
+
+    found = measured(services, run)
+    told: dict[str, Any] = {}
+    if found.points:
+        newest = found.ordered[-1]
+        speed = {"step": newest.step, "of": newest.total, "loss": newest.loss, f"{newest.unit}_per_s": newest.rate}
+        speed |= {"step_s": newest.step_s, "mfu": newest.mfu, "eta_s": newest.eta_s if run.status == "open" else None}
+        told["newest_step"] = {name: _finite(value) for name, value in speed.items()}
+        told["step_time"] = found.split()
+    if found.ranks:
+        kept = ("rank", "step_s", "busy_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")
+        told["rank"] = [{name: rank.get(name) for name in kept} for rank in found.ranks]
+    if found.traces:
+        told["trace"] = [f"{t.path} in the run's directory, {t.bytes} bytes, {t.manifest}" for t in found.traces]
+    return told
 
 
 def _replaced_snapshots(services: Services, run: TrainingRun) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.services import Services
 from headway.training.memory import MemoryEstimate, SizesUnknown, estimate_memory
-from trainer.spec import RunSpec, model_facts, parse_run
+from trainer.spec import RunSpec, model_facts
 
 if TYPE_CHECKING:
     from headway.catalog.run_facts import RunEvent, TrainingRun
@@ -122,16 +122,6 @@ def measured(services: Services, run: TrainingRun) -> Measured:
     for event in _events(services, run):
         found.take(event)
     return found
-
-
-def run_spec(services: Services, run: TrainingRun) -> RunSpec:
-    """The run spec that a run executes.
-
-    Raises:
-        StoreError: it is not in the store any more.
-        SpecRefused: this code cannot read it.
-    """
-    return parse_run(services.store.get_bytes(run.facts.spec_digest))
 
 
 @dataclass(frozen=True)
