@@ -62,7 +62,7 @@ def read_tensors(data: bytes) -> dict[str, StoredTensor]:
             for name, told in header.items()
             if name != "__metadata__"
         }
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TensorsUnreadable(
             f"these {len(data)} bytes are no safetensors file: {error}", "the file was changed after it was written"
         ) from error

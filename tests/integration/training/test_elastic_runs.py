@@ -1,7 +1,9 @@
 """An elastic run: a node is lost, the machine carries fewer, and the next attempt goes on with what there is."""
 
+import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,9 @@ def _node(launcher: LocalLauncher, rank: int) -> int:
 
 
 @pytest.mark.xdist_group("spine")
-def test_a_lost_node_leaves_a_run_on_one_node_from_the_last_checkpoint(shop: TrainingBench, tmp_path: Path) -> None:
+def test_a_lost_node_leaves_a_run_on_one_node_from_the_last_checkpoint(
+    shop: TrainingBench, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     bench, alone = copy_bench(shop, tmp_path / "lost"), copy_bench(shop, tmp_path / "alone")
     for one in (bench, alone):
         write_shop(one.folder, _elastic)
@@ -75,6 +79,13 @@ def test_a_lost_node_leaves_a_run_on_one_node_from_the_last_checkpoint(shop: Tra
         assert [a.detail for a in told if a.kind == "restart"] == ["attempt 2 follows on 1 nodes instead of 2"]
         shown = bench.json("runs", "show", run_id)
         assert [a["nodes"] for a in shown["attempt"]] == [2, 1]
+        (restart,) = shown["restarts"]
+        assert (restart["attempt"], restart["after"]) == (2, "peer_lost")
+        assert restart["from_step"] >= 1
+        # A checkpoint is made every 20 steps; those that the attempt told of last may lie a save further.
+        assert restart["lost_steps"] is None or restart["lost_steps"] <= 40
+        assert set(restart["seconds"]) >= {"launch", "imports", "data", "group"}
+        record_property("restart", json.dumps(restart))
         whole, _ = _finish(alone, alone.launcher(), _start(alone, alone.launcher()))
         assert len(whole.attempts) == 1
         with bench.services() as services, alone.services() as others:
@@ -84,7 +95,7 @@ def test_a_lost_node_leaves_a_run_on_one_node_from_the_last_checkpoint(shop: Tra
         for mine, theirs in zip(curve, undisturbed, strict=True):
             assert abs(mine.train_loss - theirs.train_loss) < 1e-5
             assert abs(mine.valid_loss - theirs.valid_loss) < 1e-5
-        assert first.data.get("step", 20) >= 20
+        assert first.data["step"] > restart["from_step"]
     finally:
         end_everything(bench)
         end_everything(alone)

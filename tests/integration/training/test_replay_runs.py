@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.training_bench import AS_OF, TrainingBench, copy_bench, end_everything, write_shop
@@ -102,11 +102,12 @@ def test_another_version_or_thread_count_is_named_before_any_compute(
     monkeypatch.setattr(headway.training.replay, "_compute", never)
     with monkeypatch.context() as patch:
         here = headway.training.identity.environment()
-        packages = {**dict(here["packages"]), "torch": "0.0.1"}  # pyright: ignore[reportArgumentType, reportCallIssue]
+        installed = cast("dict[str, str]", here["packages"])
+        packages = {**installed, "torch": "0.0.1"}
         patch.setattr(headway.training.replay, "environment", lambda: {**here, "packages": packages})
         result = bench.run("runs", "replay", run.run_id)
         assert result.exit_code == 2
-        torch = str(here["packages"]["torch"])  # pyright: ignore[reportIndexIssue, reportArgumentType, reportCallIssue]
+        torch = installed["torch"]
         assert result.stdout.splitlines()[0] == f"environment_mismatch(torch: {torch} then, 0.0.1 now)"
     with monkeypatch.context() as patch:
         patch.setattr(headway.training.replay, "cpu_model", lambda: "another kind")
