@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
-    AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -33,23 +33,26 @@ _DATE_DIRECTIVES = "YymdHIMSfpjbBz%"
 LONGEST_DURATION_US = 3_650_000 * _UNIT_US["d"]
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: object) -> object:
     duration_us(text)
     return text
 
 
-Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$"), AfterValidator(_bounded)]
+# Checked before pydantic's own: a number or a pattern would not say what to write.
+Duration = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(us|ms|s|m|h|d)$"), BeforeValidator(_bounded)]
 Reference = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")]
 ColumnType = Literal["string", "int64", "float64", "bool", "date", "timestamp"]
 Aggregate = Literal["count", "count_value", "sum", "mean", "std", "min", "max", "first", "last", "distinct"]
 TieBreak = Literal["event_time", "available_time", "sequence", "row_id"]
 
 
-def duration_us(text: str) -> int:
+def duration_us(text: object) -> int:
     """Microseconds of a declared duration such as `3h`; at most 3,650,000 days, so that no time leaves int64."""
-    found = re.fullmatch(r"([1-9][0-9]*)(us|ms|s|m|h|d)", text)
+    found = re.fullmatch(r"([1-9][0-9]*)(us|ms|s|m|h|d)", text) if isinstance(text, str) else None
     if found is None:
-        raise ValueError(f"{text!r} is not a duration: write a positive whole number and us, ms, s, m, h or d")
+        raise ValueError(
+            f"{text!r} is not a duration: write a positive whole number and us, ms, s, m, h or d, such as 90s or 7d"
+        )
     span = int(found[1]) * _UNIT_US[found[2]]
     if span > LONGEST_DURATION_US:
         raise ValueError(f"{text!r} is longer than 3650000d, the longest duration")
@@ -180,6 +183,21 @@ class FolderFiles(Spec):
     paths: tuple[str, ...] = Field(min_length=1)
 
 
+def _files_form(value: object) -> str:
+    for form, kind in (("package", PackageFiles), ("interpreter", InterpreterFiles)):
+        if isinstance(value, kind) or (isinstance(value, dict) and form in value):
+            return form.capitalize()
+    return "Folder"
+
+
+Files = Annotated[
+    Annotated[PackageFiles, Tag("Package")]
+    | Annotated[FolderFiles, Tag("Folder")]
+    | Annotated[InterpreterFiles, Tag("Interpreter")],
+    Discriminator(_files_form),
+]
+
+
 class PartitionSpec(Spec):
     """The source's own partition column and the calendar that cuts it."""
 
@@ -209,6 +227,25 @@ class Static(Spec):
 
     static_from: str = Field(description="ISO 8601 instant with offset from which the table counts as known.")
     reason: str = Field(min_length=1, description="Why it is right to use the table from then on.")
+
+
+def _static_form(value: object) -> str:
+    return "Static" if isinstance(value, dict | Static) else "Column"
+
+
+def _clock_form(value: object) -> str:
+    fields = value if isinstance(value, dict) else {}
+    if isinstance(value, Static) or "static_from" in fields:
+        return "Static"
+    return "Delay" if isinstance(value, Delay | dict) else "Column"
+
+
+# Alternatives are told apart by their form, so that a mistake is told once, of the one that was meant.
+EventTime = Annotated[Annotated[str, Tag("Column")] | Annotated[Static, Tag("Static")], Discriminator(_static_form)]
+AvailableTime = Annotated[
+    Annotated[str, Tag("Column")] | Annotated[Delay, Tag("Delay")] | Annotated[Static, Tag("Static")],
+    Discriminator(_clock_form),
+]
 
 
 class PrivacySpec(Spec):
@@ -241,7 +278,7 @@ class SourceSpec(Spec):
     """One source: where its rows are, how they are written, what they mean in time."""
 
     description: str = ""
-    files: PackageFiles | FolderFiles | InterpreterFiles
+    files: Files
     format: CsvFormat | ParquetFormat | TextFiles = Field(discriminator="type")
     raw: dict[str, ColumnSpec] | None = Field(
         default=None, description="Columns as they stand in the file, when `transform` makes the canonical ones."
@@ -251,8 +288,8 @@ class SourceSpec(Spec):
     columns: dict[str, ColumnSpec] = Field(min_length=1, description="The canonical columns.")
     row_id: tuple[str, ...] = Field(min_length=1, description="Columns that name the event (not the entity).")
     keys: tuple[str, ...] = Field(min_length=1, description="Columns by which rows may be looked up.")
-    event_time: str | Static
-    available_time: str | Delay | Static = Field(
+    event_time: EventTime
+    available_time: AvailableTime = Field(
         description="When a row could be known: a column, a delay declared by name, or a static instant."
     )
     sequence: str | None = Field(default=None, description="Integer column that orders versions known at one instant.")
@@ -328,6 +365,17 @@ class WindowFeature(Spec):
     duration: Duration
 
 
+def _feature_form(value: object) -> str:
+    fields = value if isinstance(value, dict) else {}
+    windowed = isinstance(value, WindowFeature) or {"window", "aggregate", "duration"} & set(fields)
+    return "Window" if windowed else "Latest"
+
+
+Feature = Annotated[
+    Annotated[LatestFeature, Tag("Latest")] | Annotated[WindowFeature, Tag("Window")], Discriminator(_feature_form)
+]
+
+
 def _allowed_aggregates(kind: str) -> tuple[str, ...]:
     """Aggregates that make sense for a column type: text and times can be counted, numbers and flags added up."""
     countable = ("count", "count_value", "distinct")
@@ -351,7 +399,7 @@ class FeatureViewSpec(Spec):
     available_time: str | None = Field(
         default=None, description="Another availability column of the source for this view."
     )
-    features: dict[Name, LatestFeature | WindowFeature] = Field(min_length=1)
+    features: dict[Name, Feature] = Field(min_length=1)
 
     @field_validator("tie_break")
     @classmethod
@@ -1073,7 +1121,10 @@ class PipelineSpec(Spec):
         for feature, f in view.features.items():
             column = f.latest if isinstance(f, LatestFeature) else f.window
             if column not in source.columns:
-                raise ValueError(f"{where}.features.{feature}: {view.source} has no column {column!r}")
+                raise ValueError(
+                    f"{where}.features.{feature}: {view.source} has no column {column!r}; columns are "
+                    f"{sorted(source.columns)}"
+                )
             if isinstance(f, WindowFeature) and f.aggregate not in _allowed_aggregates(source.columns[column].type):
                 kind = source.columns[column].type
                 raise ValueError(

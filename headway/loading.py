@@ -77,7 +77,8 @@ class Pipeline:
         module = _import_file(self.folder / f"{module_name}.py", self.tree_digest, fresh=fresh)
         found = getattr(module, name, None)
         if not callable(found):
-            raise DeclarationInvalid([_missing_function(self.folder / DEFS_FILE, 1, "reference", reference, [])])
+            file = str(self.folder / DEFS_FILE)
+            raise DeclarationInvalid([Problem(file, 1, "reference", _no_function(reference, []))])
         return found
 
 
@@ -92,7 +93,16 @@ def load_pipeline(reference: str | Path, root: Path | None = None) -> Pipeline:
 
 
 def from_spec(spec: PipelineSpec, folder: Path) -> Pipeline:
-    """Pipeline of an already validated spec, for callers that parse `defs.yaml` themselves."""
+    """Pipeline of an already validated spec, for callers that parse `defs.yaml` themselves.
+
+    Raises:
+        DeclarationInvalid: what the spec refers to is not there, or cannot be.
+    """
+    faults = list(_faults(spec, folder))
+    if faults:
+        file = folder / DEFS_FILE
+        document = next(d for d, _ in _declarations(file))
+        raise DeclarationInvalid([_located(fault, document, file) for fault in faults])
     return Pipeline(spec=spec, folder=folder, tree_digest=tree_digest(folder))
 
 
@@ -120,6 +130,13 @@ def _locate(reference: str, root: Path) -> Path:
 
 
 def _read(file: Path) -> PipelineSpec:
+    for document, attributes in _declarations(file):
+        return _validate(attributes, document, file)
+    raise DeclarationInvalid([Problem(str(file), 1, "type", f"no document of type {COMPONENT_TYPE!r}")])
+
+
+def _declarations(file: Path) -> Iterator[tuple[yaml.Node, dict[str, Any]]]:
+    """The documents of a file that declare a pipeline, with their attributes."""
     try:
         documents = [d for d in yaml.compose_all(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader) if d]
     except yaml.YAMLError as error:
@@ -131,8 +148,7 @@ def _read(file: Path) -> PipelineSpec:
         _refuse_repeated_keys(document, file)
         content = _construct(document)
         if isinstance(content, dict) and content.get("type") == COMPONENT_TYPE:
-            return _validate(content.get("attributes") or {}, document, file)
-    raise DeclarationInvalid([Problem(str(file), 1, "type", f"no document of type {COMPONENT_TYPE!r}")])
+            yield document, content.get("attributes") or {}
 
 
 def _construct(node: yaml.Node) -> object:
@@ -163,7 +179,7 @@ def _validate(attributes: dict[str, Any], document: yaml.Node, file: Path) -> Pi
         spec = PipelineSpec.model_validate(attributes)
     except ValidationError as error:
         raise DeclarationInvalid([_problem(e, document, file) for e in error.errors()]) from error
-    problems = list(_reference_problems(spec, document, file))
+    problems = [_located(fault, document, file) for fault in _faults(spec, file.parent)]
     if problems:
         raise DeclarationInvalid(problems)
     return spec
@@ -253,10 +269,24 @@ def _child(node: yaml.Node, key: object) -> tuple[int, yaml.Node] | None:
     return None
 
 
-def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
+Keys = list[str | int]
+Fault = tuple[Keys, str] | Problem
+"""What is wrong at a place below `attributes`, or a fault of another file."""
+
+
+def _located(fault: Fault, document: yaml.Node, file: Path) -> Problem:
+    if isinstance(fault, Problem):
+        return fault
+    keys, message = fault
+    return Problem(str(file), _line_of(document, ["attributes", *keys]), ".".join(map(str, keys)), message)
+
+
+def _references(spec: PipelineSpec) -> Iterator[tuple[Keys, str]]:
     for name, source in spec.sources.items():
         if source.transform is not None:
             yield ["sources", name, "transform"], source.transform
+    if spec.training is not None:
+        yield ["training", "factory"], spec.training.factory
     if spec.text is not None:
         return
     for group, features in (("derived", spec.features.derived), ("custom", spec.features.custom)):
@@ -264,26 +294,52 @@ def _references(spec: PipelineSpec) -> Iterator[tuple[list[str], str]]:
             yield ["features", group, name, "function"], feature.function
 
 
-def _reference_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
+def _faults(spec: PipelineSpec, folder: Path) -> Iterator[Fault]:
+    """What a spec alone cannot know: files that are not there, calendars and layouts that cannot be."""
     broken: dict[Path, Problem] = {}
     for keys, reference in _references(spec):
-        line = _line_of(document, ["attributes", *keys])
         module, _, name = reference.partition(".")
-        source = file.parent / f"{module}.py"
+        source = folder / f"{module}.py"
         if not source.is_file():
-            yield Problem(str(file), line, ".".join(keys), f"{reference!r}: there is no {module}.py beside {file.name}")
+            yield keys, f"{reference!r}: there is no {module}.py beside {DEFS_FILE}"
             continue
         names = _function_names(source)
         if isinstance(names, Problem):
             broken[source] = names
         elif name not in names:
-            yield _missing_function(file, line, ".".join(keys), reference, names)
+            yield keys, _no_function(reference, names)
     yield from broken.values()
-    yield from _calendar_problems(spec, document, file)
-    for keys, suite in ((["sources", n, "quality", "suite"], s.quality.suite) for n, s in spec.sources.items()):
-        if not (file.parent / suite).is_file():
-            line = _line_of(document, ["attributes", *keys])
-            yield Problem(str(file), line, ".".join(keys), f"there is no {suite} beside {file.name}")
+    yield from _calendar_faults(spec)
+    yield from _layout_faults(spec)
+    for name, source in spec.sources.items():
+        if not (folder / source.quality.suite).is_file():
+            yield ["sources", name, "quality", "suite"], f"there is no {source.quality.suite} beside {DEFS_FILE}"
+
+
+def _layout_faults(spec: PipelineSpec) -> Iterator[Fault]:
+    """A layout that its nodes do not fill, or a batch that its ranks do not divide."""
+    # Imported here: a plan knows pipelines, and with it this module.
+    from headway.training.plan import declared_batch, declared_layout
+    from trainer.spec import SpecRefused
+
+    training = spec.training
+    if training is None:
+        return
+    try:
+        layout = declared_layout(training)
+        layout.check()
+        declared_batch(training).check_ranks(layout.data_ranks)
+    except SpecRefused as error:
+        yield ["training", *_DECLARED_AS.get(error.field, (error.field.rpartition(".")[2],))], error.problem
+
+
+# Where defs.yaml says what a run spec calls otherwise.
+_DECLARED_AS: dict[str, tuple[str, ...]] = {
+    "batch.global_size": ("batch",),
+    "layout": ("layout",),
+    "layout.min_nodes": ("nodes", "min"),
+    **{f"layout.{degree}": ("layout",) for degree in ("dp", "shard", "tp", "pp", "sp", "ep")},
+}
 
 
 def _function_names(source: Path) -> list[str] | Problem:
@@ -297,7 +353,7 @@ def _function_names(source: Path) -> list[str] | Problem:
     return sorted(node.name for node in body if isinstance(node, ast.FunctionDef))
 
 
-def _calendar_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> Iterator[Problem]:
+def _calendar_faults(spec: PipelineSpec) -> Iterator[Fault]:
     # Imported here: numpy is not needed to load a declaration for Dagster.
     from headway.datasets.partitions import CalendarError, PartitionScheme
 
@@ -307,12 +363,11 @@ def _calendar_problems(spec: PipelineSpec, document: yaml.Node, file: Path) -> I
         try:
             PartitionScheme.from_spec(source.partition)
         except CalendarError as error:
-            keys = ["sources", name, "partition", *error.field]
-            yield Problem(str(file), _line_of(document, ["attributes", *keys]), ".".join(map(str, keys)), str(error))
+            yield ["sources", name, "partition", *error.field], str(error)
 
 
-def _missing_function(file: Path, line: int, where: str, reference: str, names: list[str]) -> Problem:
-    return Problem(str(file), line, where, f"no function {reference!r}; found {names}")
+def _no_function(reference: str, names: list[str]) -> str:
+    return f"no function {reference!r}; found {names}"
 
 
 def _import_file(file: Path, digest: str, *, fresh: bool) -> ModuleType:

@@ -126,7 +126,10 @@ def test_two_faults_are_both_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: _view(a) and a["features"]["views"]["own"].update(lookback="0h"), "should match pattern"),
+        (
+            lambda a: _view(a) and a["features"]["views"]["own"].update(lookback="0h"),
+            "'0h' is not a duration: write a positive whole number",
+        ),
         (lambda a: a["sources"]["readings"].update(sequence="note"), "sequence 'note' is string; it must be int64"),
         (lambda a: a["sources"]["readings"].update(row_id=["kwh"]), "is a float and cannot be part of a key"),
         (lambda a: a["sources"]["readings"].pop("available_time"), "sources.readings.available_time: is required"),

@@ -75,7 +75,7 @@ CARRY = {"type": "string"}
             _set("training.options.vocab", 4096),
             "training.options.vocab",
             "vocab: 4096",
-            "4096 is not the 300 of `text`",
+            "4096 is not the 300",
         ),
         (_set("training.options.sequence", 33), "training.options.sequence", "sequence: 33", "33 is not the 32"),
         (_set("evaluation.historical_rate", ["path"]), "evaluation.historical_rate", "historical_rate:", "label rows"),
