@@ -77,7 +77,9 @@ def test_d09_a_paused_supervisor_of_an_old_attempt_ends_itself_when_it_goes_on(
     assert (seen.state, seen.code, seen.cancelled) == ("ended", 77, False)
 
 
-def test_d09_a_paused_old_node_ends_itself_and_cannot_join_the_new_attempt(tmp_path: Path, launcher: LocalLauncher) -> None:
+def test_d09_a_paused_old_node_ends_itself_and_cannot_join_the_new_attempt(
+    tmp_path: Path, launcher: LocalLauncher
+) -> None:
     first = toy_attempt(tmp_path, LONG)
     path = written(first, toy_spec())
     with node_process(path.resolve()) as old:
