@@ -1,6 +1,7 @@
 """Tokenizers give back every byte, and learn the merges that the plain rule gives."""
 
 import json
+import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -70,7 +71,9 @@ def _plain_merges(documents: list[bytes], count: int) -> list[tuple[int, int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(scraps.map(b"".join), min_size=1, max_size=6), st.randoms())
-def test_the_learned_merges_are_those_of_the_plain_rule_in_any_order(documents: list[bytes], order: Any) -> None:
+def test_the_learned_merges_are_those_of_the_plain_rule_in_any_order(
+    documents: list[bytes], order: random.Random
+) -> None:
     wanted = _plain_merges(documents, 12)
     shuffled = list(documents)
     order.shuffle(shuffled)
