@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.sql.dml import ReturningInsert
 
@@ -42,6 +42,7 @@ _SET_TENANT = sa.text("SELECT set_config('headway.tenant', :tenant, true)")
 _SQLITE_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _SQLITE_UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _PG_BUSY = ("LockNotAvailable", "QueryCanceled", "DeadlockDetected", "IdleInTransactionSessionTimeout")
+_PG_READ_ONLY = "ReadOnlySqlTransaction"
 
 
 class Database:
@@ -252,7 +253,8 @@ def _meaning(error: DBAPIError, operation: str) -> Exception:
         return CatalogUnavailable(str(cause)) if cause.sqlite_errorcode & 0xFF in _SQLITE_UNUSABLE else error
     if type(cause).__name__ in _PG_BUSY:
         return CatalogBusy(operation, str(cause).partition("\n")[0])
-    if error.connection_invalidated or type(cause).__name__ in ("OperationalError", "ConnectionTimeout"):
+    # A full disk, a server that starts or ends, and one that takes no writes (a standby) among them.
+    if error.connection_invalidated or isinstance(error, OperationalError) or type(cause).__name__ == _PG_READ_ONLY:
         return CatalogUnavailable(str(cause).partition("\n")[0])
     return error
 
