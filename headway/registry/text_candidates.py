@@ -106,13 +106,16 @@ class TextEvaluationRun:
             f"evaluating on {held_out.num_rows} held-out documents, {sum(held_out.column('bytes').to_pylist()):,} bytes"
         )
         table = self._measure(version, self._bench, held_out, learned, baselines=True)
+        measured = json.loads((table.schema.metadata or {})[MEASURED])
+        measured["minutes"] = list(bits_by_minute(judged_losses(self._services, self._run), text.part(VALID)))
         table = table.rename_columns(["bits_candidate" if n == "bits_model" else n for n in table.column_names])
         if champion is not None:
             self._progress(f"evaluating the champion, version {champion.version}, on the same documents")
             table = table.append_column("bits_champion", self._champion_bits(champion, table, held_out, learned))
         target = self._bench.folder / f"scores-{version.version}"
         target.mkdir()
-        pq.write_table(self._with_minutes(table, text.part(VALID)), target / SCORES_FILE)
+        table = table.replace_schema_metadata({MEASURED: json.dumps(measured, sort_keys=True)})
+        pq.write_table(table, target / SCORES_FILE)
         return target
 
     def _champion_bits(
@@ -157,12 +160,6 @@ class TextEvaluationRun:
             + ", ".join(f"{part} {seconds:.1f}" for part, seconds in report["seconds"].items())
         )
         return pq.read_table(output / SCORES_FILE)
-
-    def _with_minutes(self, table: pa.Table, valid: pa.Table) -> pa.Table:
-        """The table with bits per byte of the validation documents by training minute beside its other metadata."""
-        measured = json.loads((table.schema.metadata or {})[MEASURED])
-        measured["minutes"] = list(bits_by_minute(judged_losses(self._services, self._run), valid))
-        return table.replace_schema_metadata({MEASURED: json.dumps(measured, sort_keys=True)})
 
 
 def bits_by_minute(judged: list[Judged], valid: pa.Table) -> Iterator[dict[str, Json]]:
