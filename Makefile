@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTH
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-lm serve ui replay-year test test-fast lint format bench-join bench-serve bench-restart clean
+.PHONY: help venv demo demo-lm serve ui replay-year test chaos test-fast lint format bench-join bench-serve bench-restart clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ replay-year: $(STAMP) ## September to December through the whole loop, and a rep
 test: lint ## everything: lint, types, layers, then every test
 	@sh scripts/ensure_system.sh
 	$(PYTEST) --hypothesis-profile=ci $(ARGS)
+
+chaos: $(STAMP) ## kill, stop and starve every process (SEED=n STEPS=200; the seed is printed)
+	@sh scripts/ensure_system.sh
+	@PYTHONPATH=.:tests $(TEST_ENV) $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS))
 
 test-fast: $(STAMP) ## the inner loop: unit tests that are not marked slow
 	$(PYTEST) -m "not slow" tests/unit $(ARGS)
