@@ -45,6 +45,11 @@ class Problem:
         return f"{self.file}:{self.line}: {self.field}: {self.message}"
 
 
+Keys = list[str | int]
+Fault = tuple[Keys, str] | Problem
+"""What is wrong at a place below `attributes`, or a fault of another file."""
+
+
 class DeclarationInvalid(HeadwayError):
     """`defs.yaml` says something it may not say; `problems` lists every fault with file, line and field."""
 
@@ -96,14 +101,30 @@ def from_spec(spec: PipelineSpec, folder: Path) -> Pipeline:
     """Pipeline of an already validated spec, for callers that parse `defs.yaml` themselves.
 
     Raises:
-        DeclarationInvalid: what the spec refers to is not there, or cannot be.
+        DeclarationInvalid: what the spec refers to is not there, or a run of it could not start.
     """
-    faults = list(_faults(spec, folder))
+    _refuse(list(_faults(spec, folder)), folder)
+    pipeline = Pipeline(spec=spec, folder=folder, tree_digest=tree_digest(folder))
+    check_layout(pipeline)
+    return pipeline
+
+
+def check_layout(pipeline: Pipeline) -> None:
+    """Refuse a layout that its nodes do not fill, or a batch that its ranks do not divide.
+
+    `load_pipeline` leaves this to a run's plan, which knows what a launch overrides.
+
+    Raises:
+        DeclarationInvalid: names the field and what would do.
+    """
+    _refuse(list(_layout_faults(pipeline.spec)), pipeline.folder)
+
+
+def _refuse(faults: list[Fault], folder: Path) -> None:
     if faults:
         file = folder / DEFS_FILE
         document = next(d for d, _ in _declarations(file))
         raise DeclarationInvalid([_located(fault, document, file) for fault in faults])
-    return Pipeline(spec=spec, folder=folder, tree_digest=tree_digest(folder))
 
 
 def tree_digest(folder: Path) -> str:
@@ -269,11 +290,6 @@ def _child(node: yaml.Node, key: object) -> tuple[int, yaml.Node] | None:
     return None
 
 
-Keys = list[str | int]
-Fault = tuple[Keys, str] | Problem
-"""What is wrong at a place below `attributes`, or a fault of another file."""
-
-
 def _located(fault: Fault, document: yaml.Node, file: Path) -> Problem:
     if isinstance(fault, Problem):
         return fault
@@ -295,7 +311,7 @@ def _references(spec: PipelineSpec) -> Iterator[tuple[Keys, str]]:
 
 
 def _faults(spec: PipelineSpec, folder: Path) -> Iterator[Fault]:
-    """What a spec alone cannot know: files that are not there, calendars and layouts that cannot be."""
+    """What a spec alone cannot know: files that are not there, calendars that cannot be."""
     broken: dict[Path, Problem] = {}
     for keys, reference in _references(spec):
         module, _, name = reference.partition(".")
@@ -310,14 +326,12 @@ def _faults(spec: PipelineSpec, folder: Path) -> Iterator[Fault]:
             yield keys, _no_function(reference, names)
     yield from broken.values()
     yield from _calendar_faults(spec)
-    yield from _layout_faults(spec)
     for name, source in spec.sources.items():
         if not (folder / source.quality.suite).is_file():
             yield ["sources", name, "quality", "suite"], f"there is no {source.quality.suite} beside {DEFS_FILE}"
 
 
 def _layout_faults(spec: PipelineSpec) -> Iterator[Fault]:
-    """A layout that its nodes do not fill, or a batch that its ranks do not divide."""
     # Imported here: a plan knows pipelines, and with it this module.
     from headway.training.plan import declared_batch, declared_layout
     from trainer.spec import SpecRefused

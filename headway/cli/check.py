@@ -25,10 +25,11 @@ def command(ctx: click.Context, file: Path | None, schema: bool) -> None:
     if file is None:
         raise click.UsageError("give a FILE to check, or --schema")
     from headway.datasets.suites import SuiteRefused, check_suites
-    from headway.loading import DeclarationInvalid, load_pipeline
+    from headway.loading import DeclarationInvalid, check_layout, load_pipeline
 
     try:
         pipeline = load_pipeline(file)
+        check_layout(pipeline)
         check_suites(pipeline)
     except (DeclarationInvalid, SuiteRefused) as error:
         for problem in error.problems:
