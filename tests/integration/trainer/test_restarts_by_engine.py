@@ -94,7 +94,7 @@ def test_a_slow_rank_is_named_and_changes_no_bit(kind: str, undisturbed: Undistu
     assert run.weights() == undisturbed(kind).weights()
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize("kind", ["fsdp2", "zero1", "zero2", "zero3"])
 def test_a_frozen_peer_costs_the_steps_since_the_checkpoint(
     kind: str, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
