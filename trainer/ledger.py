@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from trainer.batches import BatchPlan
-from trainer.blobs import Json, canonical_json, code_tree_digest
-from trainer.data import DataRefused, load_rows
-from trainer.models.factory import code_parts
+from trainer.blobs import InvalidManifest, Json, canonical_json, digest_bytes, parse_manifest
+from trainer.data import DataRefused, blob_path, load_rows
 from trainer.spec import RunSpec, SpecRefused, TokenDataSpec, parse_run
 from trainer.tokens import first_samples, locate
 
@@ -37,6 +36,7 @@ Sample = tuple[Json, ...]
 """The identity of a row, or shard and offset of a window of tokens."""
 
 CODE_ROOT = Path(__file__).resolve().parents[1]
+_DECIDING = ("trainer/batches.py", "trainer/data.py", "trainer/tokens.py")
 _REFUSED = 2
 
 
@@ -173,7 +173,16 @@ def _plain(value: object) -> Json:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _header(spec: RunSpec, ledger: Ledger) -> dict[str, Json]:
+def same_order(spec: RunSpec, store_root: Path) -> bool | None:
+    """Whether the code here that decides about the order is that of the run; None when the run's is not stored."""
+    if not spec.model.code_manifest:
+        return None
+    stored = parse_manifest(blob_path(store_root, spec.model.code_manifest).read_bytes())
+    before = {entry.name: entry.sha256 for entry in stored.entries}
+    return all(before.get(name) == digest_bytes((CODE_ROOT / name).read_bytes()) for name in _DECIDING)
+
+
+def _header(spec: RunSpec, ledger: Ledger, same_code: bool | None) -> dict[str, Json]:
     """What the samples' names mean, which attempt took which steps, and whether this is the code that took them."""
     named: dict[str, Json]
     if isinstance(spec.data, TokenDataSpec):
@@ -181,9 +190,8 @@ def _header(spec: RunSpec, ledger: Ledger) -> dict[str, Json]:
         named = {"kind": "tokens", "sample": ["shard", "offset"], "context": spec.data.context, "shards": shards}
     else:
         named = {"kind": "rows", "sample": list(spec.data.identity)}
-    same = code_tree_digest(CODE_ROOT, code_parts(spec.pipeline)) == spec.model.code_digest
     attempts: list[Json] = [dict(vars(part)) for part in ledger.taken]
-    return {"spec_digest": spec.digest, **named, "steps": ledger.last, "attempts": attempts, "same_code": same}
+    return {"spec_digest": spec.digest, **named, "steps": ledger.last, "attempts": attempts, "same_code": same_code}
 
 
 def _print_json(header: Mapping[str, Json], entries: Iterator[Entry]) -> None:
@@ -225,19 +233,20 @@ def main() -> int:
     given = cast("dict[str, Any]", json.load(sys.stdin))
     try:
         spec = parse_run(json.dumps(given["spec"]))
-        ledger = Ledger(spec, Path(given["store_root"]), steps_taken(spec, given["events"]))
+        store_root = Path(given["store_root"])
+        ledger = Ledger(spec, store_root, steps_taken(spec, given["events"]))
         first, last = _range(asked.step, ledger.last)
         entries = ledger.entries(first, last)
-        header = _header(spec, ledger)
+        header = _header(spec, ledger, same_order(spec, store_root))
         if not header["same_code"]:
-            print("the code here is not the code that trained the run; the order is this code's", file=sys.stderr)
+            print(f"{', '.join(_DECIDING)} are not those of the run; the order is theirs", file=sys.stderr)
         if asked.digest:
             _print_digest(header, entries, as_json=asked.json)
         elif asked.json:
             _print_json(header, entries)
         else:
             _print_words(header, entries)
-    except (NotRecorded, SpecRefused, DataRefused) as error:
+    except (NotRecorded, SpecRefused, DataRefused, InvalidManifest) as error:
         print(f"refused: {error}", file=sys.stderr)
         return _REFUSED
     return 0
