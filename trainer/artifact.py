@@ -77,7 +77,7 @@ def write_network(
         CodeRefused: the tree is not the one that the spec names.
     """
     module = build_model(spec, dataset.inputs, code_root)
-    module.load_state_dict(dict(state))
+    _load(module, state)
     return write_artifact("network", module, _factory(spec, code_root), spec, dataset, metrics, folder, run_id)
 
 
@@ -93,7 +93,7 @@ def write_language(
 ) -> Manifest:
     """Write the artifact of a trained language model, its tokenizer with it; as `write_network`."""
     module = build_model(spec, dataset.inputs, code_root)
-    module.load_state_dict(dict(state))
+    _load(module, state)
     documents: dict[str, Json] = {
         MODEL: {
             "format": MODEL_FORMAT,
@@ -131,6 +131,14 @@ def write_artifact(
     files = {name: canonical_json(document) for name, document in documents.items()}
     files[WEIGHTS] = weight_bytes(module)
     return _write_files(folder, files, _facts(kind, spec, run_id))
+
+
+def _load(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a module its weights. An engine may name a weight that two layers share only once."""
+    own = module.state_dict()
+    named = {tensor.data_ptr(): name for name, tensor in own.items() if name in state}
+    shared = {n: state[named[t.data_ptr()]] for n, t in own.items() if n not in state and t.data_ptr() in named}
+    module.load_state_dict({**state, **shared})
 
 
 def _factory(spec: RunSpec, code_root: Path) -> dict[str, Json]:
@@ -189,8 +197,13 @@ def language_contract(inputs: TokenInputs) -> dict[str, Json]:
 
 
 def weight_bytes(module: nn.Module) -> bytes:
-    """The module's state as one safetensors file; the same weights give the same bytes."""
-    return safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in module.state_dict().items()})
+    """The module's state as one safetensors file; the same weights give the same bytes.
+
+    A weight that two layers share stands under both names: the file says what each layer has.
+    """
+    kept = {n: t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
+    places = [t.data_ptr() for t in kept.values()]
+    return safetensors.torch.save({n: t.clone() if places.count(t.data_ptr()) > 1 else t for n, t in kept.items()})
 
 
 def batch_logits(module: nn.Module, split: Split) -> NDArray[np.float32]:
