@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg PYTHONFAULTH
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-lm serve ui replay-year test chaos test-fast lint format bench-join bench-serve bench-restart clean
+.PHONY: help venv demo demo-lm serve ui replay-year test chaos test-fast lint format bench-join bench-serve bench-trainer bench-restart clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-join: $(STAMP) ## point-in-time join against pandas, polars and DuckDB
 
 bench-serve: $(STAMP) ## serving against a bare ASGI echo, latency, online reads (after make demo)
 	$(BIN)/python -m benchmarks.bench_serve $(ARGS)
+
+bench-trainer: $(STAMP) ## our loop, saves, scaling and restart against bare torch (ARGS="--quick", "--part scaling")
+	$(BIN)/python -m benchmarks.bench_trainer $(ARGS)
 
 bench-restart: $(STAMP) ## a killed node to the first new step by phase, here and on a cluster (after make demo)
 	$(BIN)/python -m benchmarks.bench_restart $(ARGS)

@@ -1,9 +1,9 @@
-"""`make bench-restart`: from the death of a node to the first new step, by phase, beside a cold start, per launcher.
+"""`make bench-restart`: from the death of a node or a rank to the first new step, by phase, beside a cold start.
 
 It trains the demo's pipeline on two nodes in a copy of the demo's home, with as many seeds as rounds, on this machine
 and on a cluster (the one that HEADWAY_TEST_KUBECONFIG names, else the double that the tests use). When training has
-begun and saved, node 1's process is killed with SIGKILL; whoever follows the run notices, and the next attempt goes on
-from the checkpoint. Times are those of the catalog's and the nodes' own events.
+begun and saved, node 1's process, or its rank's, is killed with SIGKILL; whoever follows the run notices, and the next
+attempt goes on from the checkpoint. Times are those of the catalog's and the nodes' own events.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal, get_args
 
 import yaml
 
@@ -33,7 +34,7 @@ from headway.training.follow import Follower, follow
 from headway.training.launch import Launcher
 from headway.training.launchers import launcher_for
 from headway.training.plan import Overrides, plan_run
-from headway.training.process_table import processes
+from headway.training.process_table import environment_of, processes
 from headway.training.submit import submit
 from trainer.events import now_us
 
@@ -41,6 +42,8 @@ PIPELINE, AS_OF = "flight_delay", "2013-04-01"
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "headway-bench"
 _WAIT_S = 600.0
+PROFILES = ("local", "cluster")
+Victim = Literal["node", "rank"]
 # What an attempt goes through, as its events name it, and what lies between one and the next.
 PHASES = ("noticed", "nodes started", "imports", "data", "group", "checkpoint and first step")
 
@@ -61,22 +64,30 @@ def main() -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_restart", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs per launcher (default 3)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--profile", choices=PROFILES, action="append", help="only this launcher (default: both)")
+    parser.add_argument("--victim", choices=get_args(Victim), default="node", help="what is killed (default: node)")
+    asked = parser.parse_args()
+    print_table(measure(asked.rounds, tuple(asked.profile or PROFILES), asked.victim))
+    return 0
+
+
+def measure(rounds: int, profiles: Sequence[str], victim: Victim) -> dict[str, list[tuple[Start, Start]]]:
+    """Cold starts and restarts by launcher, one of each per round."""
     source = load_settings()
     with (
         tempfile.TemporaryDirectory(prefix="bench-restart-", dir="/var/tmp") as folder,
-        _cluster(Path(folder)) as kubeconfig,
+        _cluster(Path(folder)) if "cluster" in profiles else nullcontext(Path(folder) / "none") as kubeconfig,
     ):
         home = Path(folder) / "home"
         copy_home(source, home, untrained=True)
         found: dict[str, list[tuple[Start, Start]]] = {}
         for number in range(rounds):
-            for profile in ("local", "cluster"):
+            for profile in profiles:
                 settings = _settings(home, profile, kubeconfig)
-                found.setdefault(profile, []).append(_round(settings, seed=1_000 * (profile == "cluster") + number))
+                seed = 1_000 * (profile == "cluster") + number
+                found.setdefault(profile, []).append(_round(settings, seed, victim))
                 print(f"round {number + 1} of {rounds}, {profile}: {_line(found[profile][-1])}", flush=True)
-    _print_table(found)
-    return 0
+    return found
 
 
 @contextmanager
@@ -131,13 +142,14 @@ def _settings(home: Path, profile: str, kubeconfig: Path) -> Settings:
     return load_settings({"HEADWAY_HOME": str(home), "HEADWAY_PROFILE": profile, "HEADWAY_PLATFORM": str(platform)})
 
 
-def _round(settings: Settings, seed: int) -> tuple[Start, Start]:
-    """A cold start, and a restart after the death of node 1."""
+def _round(settings: Settings, seed: int, victim: Victim) -> tuple[Start, Start]:
+    """A cold start, and a restart after the death of node 1 or its rank."""
     with open_services(settings) as services:
         launcher = launcher_for(settings)
         try:
-            # So slow that validation gets better for long: the training must not end before it was killed.
-            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=200, lr=1e-5))
+            # Long, and so slow that validation gets better and better: it must neither end nor stop early before it was
+            # killed. A rate that is too small changes nothing in the warm-up, which looks like the end of all progress.
+            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=2_000, lr=1e-4))
             asked = now_us()
             run_id = submit(services, launcher, plan, asker="person").run.run_id
             follower = threading.Thread(target=_follow, args=(settings, run_id), daemon=True)
@@ -145,7 +157,7 @@ def _round(settings: Settings, seed: int) -> tuple[Start, Start]:
             for kind in ("checkpoint", "step"):
                 _wait_for(services, run_id, 1, (kind,))
             killed = now_us()
-            _kill_node(run_id, 1, node=1)
+            _kill(run_id, 1, 1, victim)
             _wait_for(services, run_id, 2, ("step",))
             starts = _start(services, run_id, 1, asked), _start(services, run_id, 2, killed)
             _end(services, launcher, run_id)
@@ -173,15 +185,25 @@ def _wait_for(services: Services, run_id: str, attempt: int, kinds: Sequence[str
         time.sleep(0.05)
 
 
-def _kill_node(run_id: str, attempt: int, node: int) -> None:
+def _kill(run_id: str, attempt: int, node: int, victim: Victim) -> None:
+    attempt_file = f"{run_id}/attempts/{attempt}/attempt.json"
     for process in processes():
-        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        attempt_file = f"{run_id}/attempts/{attempt}/attempt.json".encode()
-        named = any(word.endswith(attempt_file) for word in command)
-        if named and b"trainer.node" in command and command[command.index(b"--node-rank") + 1] == str(node).encode():
+        if _is_node(process.pid, attempt_file, node) if victim == "node" else _is_rank(process.pid, attempt_file, node):
             os.kill(process.pid, signal.SIGKILL)
             return
-    raise SystemExit(f"no process of node {node} of run {run_id} is here: it can only be killed on this machine")
+    raise SystemExit(f"no {victim} {node} of run {run_id} is here: it can only be killed on this machine")
+
+
+def _is_node(pid: int, attempt_file: str, node: int) -> bool:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    named = any(word.endswith(attempt_file.encode()) for word in command)
+    return named and b"trainer.node" in command and command[command.index(b"--node-rank") + 1] == str(node).encode()
+
+
+def _is_rank(pid: int, attempt_file: str, node: int) -> bool:
+    environ = environment_of(pid)
+    mine = environ.get("TRAINER_ATTEMPT", "").endswith(attempt_file) and environ.get("NODE_RANK") == str(node)
+    return mine and "RANK" in environ
 
 
 def _start(services: Services, run_id: str, attempt: int, since: int) -> Start:
@@ -210,7 +232,8 @@ def _line(starts: tuple[Start, Start]) -> str:
     )
 
 
-def _print_table(found: dict[str, list[tuple[Start, Start]]]) -> None:
+def print_table(found: dict[str, list[tuple[Start, Start]]]) -> None:
+    """Print medians by phase as a table in Markdown."""
     print("\n| launcher | start | " + " | ".join(PHASES) + " | whole | restart over cold |")
     print("|---|---|" + "---|" * (len(PHASES) + 2))
     for profile, rounds in found.items():

@@ -23,7 +23,8 @@ def test_a_step_event_says_where_the_time_went(engine: str, tmp_path: Path) -> N
         assert {"forward", "backward", "optimizer", "data", "communication"} <= set(data["split"])
         assert data["mfu"] > 0
         assert data["steps_total"] == 15
-        assert data["peak_bytes"] > 1 << 20
+    # The other rank's first report may come a step later.
+    assert all(data["peak_bytes"] > 1 << 20 for data in steps[1:])
     # Saves hold this run up, and epochs are judged: both are named, and neither is every step's.
     assert sum("checkpoint" in data["split"] for data in steps) > 2
     assert sum(data["split"].get("validation", 0) > 0 for data in steps) == 2
