@@ -99,7 +99,8 @@ def test_dagster_code_beside_the_declaration_follows_the_snapshots(tried: Tried)
         checked = instance.event_log_storage.get_asset_check_execution_history(
             dg.AssetCheckKey(key, "plans_known"), limit=10
         )
-        assert [record.status.value for record in checked] == ["SUCCEEDED"]
+        # One check is planned for each partition of the range, and answered once for all of them.
+        assert {record.status.value for record in checked} - {"PLANNED"} == {"SUCCEEDED"}
 
 
 @pytest.mark.timeout(1700)

@@ -69,7 +69,7 @@ WRONG = {
         "training.nodes",
         "the 3 ranks of the layout do not divide by nodes 2",
     ),
-    "bad_duration": ("per_run: 10m", "per_run: 10", "training.budget.per_run", f"10 {DURATION}"),
+    "bad_duration": ("per_run: 1h", "per_run: 10", "training.budget.per_run", f"10 {DURATION}"),
     "bad_delay": ("delay: 6h", "delay: six hours", "sources.accounts.available_time.delay", f"'six hours' {DURATION}"),
     "duplicate_feature": (
         "          fee: {latest: fee}\n",
