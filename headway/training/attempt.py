@@ -21,7 +21,10 @@ def attempt_spec(
     store_root: Path,
     accelerator: Accelerator,
 ) -> AttemptSpec:
-    """Describe attempt `number` of a run, on `nodes` nodes; `run_dir` holds the run's own copy of the code, which its workers import."""
+    """Describe attempt `number` of a run, on `nodes` nodes.
+
+    `run_dir` holds the run's own copy of the code, which its workers import.
+    """
     code = run_dir / "code"
     return AttemptSpec(
         run_id=run_id,

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headway.errors import HeadwayError
-from trainer.blobs import Json, digest_json
+from trainer.blobs import Json
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,11 +32,6 @@ def environment() -> dict[str, Json]:
                 f"{name} is not installed, and training needs it", "run `make venv`, or pip install -e '.[train]'"
             ) from error
     return {"python": platform.python_version(), "machine": platform.machine(), "packages": packages}
-
-
-def environment_digest() -> str:
-    """The digest of `environment()`."""
-    return digest_json(environment())
 
 
 def is_dirty(folder: Path) -> bool:
