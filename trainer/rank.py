@@ -181,7 +181,7 @@ class Rank:
         sample = train.take(torch.arange(min(len(train), _SAMPLE)), None)
         work = measure_work(self._spec, model, sample, train.items) if group.rank == 0 else None
         engine = make_engine(self._spec, model, declared, group, plan)
-        # Groups that engines and meshes make do not inherit it: they would wait half an hour for a peer that is stopped.
+        # Groups that engines and meshes make do not inherit it: they would wait half an hour for a stopped peer.
         group.allow(timeout_s)
         schedule = self._spec.schedule
         checkpoints = Checkpoints(
