@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -113,6 +114,23 @@ def test_labels_that_were_not_settled_were_left_out(tried: Tried) -> None:
     assert late > 0
     assert run["metric.rows_immature"] == late
     assert run["metric.rows_train"] + run["metric.rows_valid"] + late == len(labels)
+
+
+@pytest.mark.timeout(1700)
+def test_the_notebook_reads_what_the_page_made(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code cells in their order, in one namespace: all of it is plain Python, so no kernel is needed for that."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tried.tree / ".headway"))
+    notebook = json.loads((ROOT / "docs" / "notebooks" / "reading.ipynb").read_text())
+    assert all(cell.get("outputs", []) == [] for cell in notebook["cells"]), "clear the outputs before committing"
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert len(names["frame"]) == 708 + 567
+    assert list(names["curve"].epoch) == list(range(1, len(names["curve"]) + 1))
+    assert names["versions"].serves.tolist() == ["churn: stable"]
+    left, stayed = names["features"].groupby("churned").usage__count_28d.mean().loc[[True, False]]
+    assert left < stayed
 
 
 def test_the_fault_that_the_page_shows_is_the_one_that_is_told(tmp_path: Path) -> None:
