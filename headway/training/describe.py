@@ -24,9 +24,11 @@ def event_line(event: RunEvent) -> str:
     where = f"attempt {event.attempt} node {event.node}"
     if event.kind == "epoch":
         best = "  best so far" if data.get("best") else ""
+        auc = f", AUC {_number(data.get('valid_auc'))}" if "valid_auc" in data else ""
+        step = f" step {data['step']}" if "step" in data else ""
         return (
-            f"{where}: epoch {data.get('epoch')}: train loss {_number(data.get('train_loss'))}, validation loss "
-            f"{_number(data.get('valid_loss'))}, AUC {_number(data.get('valid_auc'))}{best}"
+            f"{where}: epoch {data.get('epoch')}{step}: train loss {_number(data.get('train_loss'))}, validation loss "
+            f"{_number(data.get('valid_loss'))}{auc}{best}"
         )
     if event.kind == "step":
         return f"{where}: {_step(data)}"
@@ -77,29 +79,33 @@ def _step(data: Mapping[str, Json]) -> str:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch as it was reported; a loss that is no number is NaN."""
+    """One judgement as it was reported, of which an epoch has several where the run asks so.
+
+    A measure that is no number is NaN; `step` is 0 in runs from before it was told.
+    """
 
     epoch: int
     train_loss: float
     valid_loss: float
     valid_auc: float
     best: bool
+    step: int = 0
 
 
 def loss_curve(services: Services, run: TrainingRun) -> list[Epoch]:
-    """Losses by epoch, over all attempts; an epoch that ran again counts as it ran last."""
-    epochs: dict[int, Epoch] = {}
+    """Losses by judgement, over all attempts; one that was made again counts as it was made last."""
+    epochs: dict[tuple[int, int], Epoch] = {}
     after = 0
     while page := services.catalog.run_events(
         services.principal, run.run_id, after=after, limit=_PAGE, kinds=("epoch",)
     ):
         for event in page:
-            number = event.data.get("epoch")
-            if isinstance(number, int):
+            number, step = event.data.get("epoch"), event.data.get("step", 0)
+            if isinstance(number, int) and isinstance(step, int):
                 losses = [_float(event.data.get(name)) for name in ("train_loss", "valid_loss", "valid_auc")]
-                epochs[number] = Epoch(number, *losses, best=event.data.get("best") is True)
+                epochs[number, step] = Epoch(number, *losses, best=event.data.get("best") is True, step=step)
         after = page[-1].seq
-    return [epochs[number] for number in sorted(epochs)]
+    return [epochs[place] for place in sorted(epochs)]
 
 
 def non_finite(metrics: Mapping[str, Json]) -> list[str]:

@@ -74,7 +74,7 @@ def put_tokens(store: Path, shards: Mapping[str, Sequence[NDArray[np.uint16]]], 
 
 def token_spec(store: Path, engine: str = "ddp", nodes: int = 2, **changes: object) -> RunSpec:
     """A run of 61 windows out of two shards in batches of 8, two epochs of 8 steps, saved each 3 steps."""
-    data = put_tokens(store, {"train": [shard_of(500, 1), shard_of(491, 2)], "valid": [shard_of(150, 3)]})
+    data = put_tokens(store, {"train": [shard_of(500, 1), shard_of(491, 2)], "valid": [shard_of(139, 3)]})
     spread = layout(engine, nodes)
     spec = replace(
         toy_spec(),

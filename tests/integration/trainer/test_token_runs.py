@@ -1,11 +1,12 @@
 """Training on tokens: judged alike under every layout, by steps as by epochs; data are verified before it starts."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.token_runs import begin, judged, token_spec
+from support.token_runs import VOCAB, begin, judged, token_spec
 from support.trainer_runs import Run, warm
 
 from trainer.spec import BatchSpec, ExitCode, LayoutSpec, ScheduleSpec
@@ -39,6 +40,8 @@ def losses(folder: Path, layout: LayoutSpec, precision: Any) -> list[float]:  # 
     epochs = [event.data for event in run.events("epoch")]
     assert [(entry["epoch"], entry["step"]) for entry in epochs] == [(1, 1), (1, 2), (1, 3)]
     assert run.events("metrics")[-1].data["epochs"] == 3
+    # Nats per token of a model that knows nothing yet, whatever a sample holds.
+    assert run.events("step")[0].data["loss"] == pytest.approx(math.log(VOCAB), abs=0.2)
     return [float.fromhex(text) for text in by_rank[0]]
 
 
