@@ -124,13 +124,10 @@ def show(settings: Settings, snapshot_id: str, rows: int, as_json: bool) -> None
     """
     from headway.features.reading import read_values
     from headway.services import open_services
-    from headway.text.snapshot import read_documents_of
 
     with open_services(settings) as services:
         snapshot = _find(services, snapshot_id)
-        is_text = "text" in snapshot.facts.metadata
-        read = read_documents_of if is_text else read_values
-        values = read(services, snapshot).slice(0, rows) if rows else None
+        values = read_values(services, snapshot).slice(0, rows) if rows else None
     document: dict[str, Any] = {
         "snapshot_id": snapshot.snapshot_id,
         "pipeline": snapshot.pipeline,

@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 from headway.artifacts.manifest import read_manifest
 from headway.catalog import FeatureSnapshot
 from headway.services import Services
+from headway.text.layout import DOCUMENTS_ENTRY
 
 
 def read_values(services: Services, snapshot: FeatureSnapshot) -> pa.Table:
-    """The snapshot's values, one row per label; bytes are verified on the way."""
+    """The snapshot's values, one row per label; of text its documents, one row each. Bytes are verified on the way."""
     manifest = read_manifest(services.store, snapshot.manifest_digest)
-    return pq.read_table(io.BytesIO(services.store.get_bytes(manifest.entry("values.parquet").sha256)))
+    name = DOCUMENTS_ENTRY if "text" in snapshot.facts.metadata else "values.parquet"
+    return pq.read_table(io.BytesIO(services.store.get_bytes(manifest.entry(name).sha256)))

@@ -21,6 +21,7 @@ from headway.catalog import FeatureSetFacts, FeatureSetVersion, FeatureSnapshot,
 from headway.declaration_text import TextSpec
 from headway.errors import HeadwayError
 from headway.features.inputs import PinnedInputs, PinnedVersion, RowReader, pin_inputs
+from headway.features.reading import read_values
 from headway.features.refusal import QUARANTINED, record_refusal
 from headway.features.snapshot import SnapshotCheck, SnapshotOutcome
 from headway.loading import Pipeline
@@ -247,13 +248,7 @@ def read_snapshot_files(services: Services, snapshot: FeatureSnapshot) -> tuple[
     manifest = read_manifest(services.store, snapshot.manifest_digest)
     read = {e.name: services.store.get_bytes(e.sha256) for e in manifest.entries if e.name != DOCUMENTS_ENTRY}
     shards = [Shard(name, part, data) for name, data in read.items() if (part := part_of_shard(name)) is not None]
-    return Tokenizer.parse(read[TOKENIZER_ENTRY]), TokenFiles(tuple(shards), read_documents_of(services, snapshot))
-
-
-def read_documents_of(services: Services, snapshot: FeatureSnapshot) -> pa.Table:
-    """The table of documents of a published snapshot; its columns are `shards.DOCUMENTS_SCHEMA`."""
-    entry = read_manifest(services.store, snapshot.manifest_digest).entry(DOCUMENTS_ENTRY)
-    return pq.read_table(io.BytesIO(services.store.get_bytes(entry.sha256)))
+    return Tokenizer.parse(read[TOKENIZER_ENTRY]), TokenFiles(tuple(shards), read_values(services, snapshot))
 
 
 def _digest(tokenizer: Tokenizer, files: TokenFiles) -> str:

@@ -16,11 +16,12 @@ from headway.cli.main import main
 from headway.datasets.ingest import ingest
 from headway.declaration import NoLabelRows
 from headway.features.inputs import InputMissing
+from headway.features.reading import read_values
 from headway.features.snapshot import SnapshotBuilder
 from headway.home import load_settings
 from headway.loading import Pipeline, load_pipeline
 from headway.services import Services, open_services
-from headway.text.snapshot import TextSnapshotBuilder, read_documents_of, read_snapshot_files, verify_text
+from headway.text.snapshot import TextSnapshotBuilder, read_snapshot_files, verify_text
 from headway.training.plan import LayoutRefused, Overrides, SnapshotsMissing, config_digest, plan_run
 from headway.training.window import NoTraining
 from resources.platform import Platform
@@ -102,7 +103,7 @@ def test_a_slice_of_the_library_becomes_a_proved_snapshot_and_a_run_spec(
     assert proof["passed"]
     assert proof["pairs"] > 100
     # The tokens give back the files as they lie in the library.
-    rows = read_documents_of(services, snapshot).to_pylist()
+    rows = read_values(services, snapshot).to_pylist()
     version = services.catalog.current(services.principal, "pages/pages", "")
     assert version is not None
     assert version.rows == len(rows)
