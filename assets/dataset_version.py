@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import column_schema, guarded, plot_metadata, table
+from assets.describe import code_references, column_schema, freshness, guarded, plot_metadata, table
 from assets.executor import backfill_policy_for
+from assets.interrupted import telling_what_is_done
 from assets.keys import dataset_key
 from assets.partitions import partitions_definition
 from assets.runs import asked_partitions, is_worth_a_line, report_partitions
@@ -43,12 +44,15 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
         partitions_def=partitions_definition(declared.partition) if declared.partition else None,
         backfill_policy=backfill_policy_for(load_settings()) if declared.partition else None,
         deps=[dataset_key(spec.name, other) for other in declared.lookups],
+        freshness_policy=freshness(declared.partition),
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
         metadata={
             "dagster/column_schema": column_schema(declared.columns),
             "dagster/table_name": f"{spec.name}.{source}",
+            "dagster/code_references": code_references(pipeline, source, declared.quality.suite, *_transform(declared)),
+            "files": _files(declared),
         },
     )
     def dataset_version(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
@@ -56,18 +60,19 @@ def build_dataset_version(pipeline: Pipeline, source: str) -> dg.AssetsDefinitio
 
         step_dies_with_run()
         partitions = asked_partitions(context)
-        outcomes = _without_values(
-            lambda: ingest(
-                platform.services(),
-                pipeline,
-                source,
-                partitions,
-                run_id=context.run.run_id,
-                progress=lambda o, done, total: (
-                    context.log.info(_progress_line(o, done, total)) if is_worth_a_line(done, total) else None
-                ),
+        done: list[IngestOutcome] = []
+
+        def progress(outcome: "IngestOutcome", count: int, total: int) -> None:
+            done.append(outcome)
+            if is_worth_a_line(count, total):
+                context.log.info(_progress_line(outcome, count, total))
+
+        with telling_what_is_done(context, key, lambda: {o.partition: _done(o) for o in done if o.version is not None}):
+            outcomes = _without_values(
+                lambda: ingest(
+                    platform.services(), pipeline, source, partitions, run_id=context.run.run_id, progress=progress
+                )
             )
-        )
         _refuse_dependent_snapshots(platform, pipeline, source, outcomes)
         _fail_when_missing(context, key, outcomes)
         report_partitions(context, key, {o.partition: _metadata(o) for o in outcomes})
@@ -87,6 +92,16 @@ def _code_version(pipeline: Pipeline, declared: SourceSpec) -> str:
     if declared.transform is not None:
         code = (pipeline.folder / f"{declared.transform.partition('.')[0]}.py").read_text(encoding="utf-8")
     return digest_json({"declared": declared.model_dump(mode="json"), "code": code})[7:19]
+
+
+def _files(declared: SourceSpec) -> str:
+    """Where the raw data come from, in the declaration's own words."""
+    said = declared.files.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return "; ".join(f"{name}: {', '.join(v) if isinstance(v, list) else v}" for name, v in said.items())
+
+
+def _transform(declared: SourceSpec) -> list[str]:
+    return [] if declared.transform is None else [f"{declared.transform.partition('.')[0]}.py"]
 
 
 def _without_values(work: "Callable[[], list[IngestOutcome]]") -> "list[IngestOutcome]":
@@ -118,7 +133,7 @@ def _refuse_dependent_snapshots(
     """Label rows in quarantine mean that there is no snapshot: recorded now, however the snapshot is launched later."""
     from headway.features.refusal import refuse_quarantined_labels
 
-    if source == pipeline.spec.label.source:
+    if source == pipeline.spec.learned_source:
         bad = [
             o.partition for o in outcomes if o.version is not None and o.version.status in ("quarantined", "retired")
         ]
@@ -146,6 +161,10 @@ def _withheld(outcome: "IngestOutcome") -> str:
     from headway.datasets.refusal import DeliveryRefused
 
     return outcome.error.redacted() if isinstance(outcome.error, DeliveryRefused) else outcome.reason
+
+
+def _done(outcome: "IngestOutcome") -> tuple[str, dict[str, Any]]:
+    return _range_digest([outcome]), _metadata(outcome)
 
 
 def _metadata(outcome: "IngestOutcome") -> dict[str, Any]:
@@ -219,6 +238,8 @@ def _quality(
         "rows_rejected": sum(o.rows_rejected for o in outcomes),
         "rows_quarantined": sum(o.rows_quarantined for o in outcomes),
         "expectations": sum(len(o.expectations) for o in outcomes),
+        # First, where a person looks first: among hundreds of good days the bad ones would have to be searched for.
+        **table("not_released", [_row(o) for o in outcomes if o.partition in bad]),
         **table("table_by_partition", [_row(o) for o in outcomes]),
     }
     if len(outcomes) == 1:

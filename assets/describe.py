@@ -10,11 +10,14 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from headway.declaration import ColumnSpec, PipelineSpec
+from headway.declaration import ColumnSpec, PartitionSpec, PipelineSpec
+from headway.loading import DEFS_FILE, Pipeline
 
 if TYPE_CHECKING:
     from headway.artifacts.store import LocalStore
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 MAX_METADATA_BYTES = 64_000
 MAX_INLINE_IMAGE_BYTES = 30_000
 MAX_TABLE_ROWS = 400
+
+# The nightly schedule asks at three; what is not there by six will not come by itself.
+_DEADLINES = {
+    "hourly": ("45 * * * *", timedelta(hours=1)),
+    "daily": ("0 6 * * *", timedelta(days=1)),
+    "weekly": ("0 6 * * 1", timedelta(days=7)),
+    "monthly": ("0 6 1 * *", timedelta(days=28)),
+}
 
 
 class MetadataTooLarge(ValueError):
@@ -33,7 +44,50 @@ def guarded(metadata: Mapping[str, Any]) -> dict[str, Any]:
     size = sum(len(json.dumps(str(getattr(v, "value", v)))) for v in metadata.values())
     if size > MAX_METADATA_BYTES + MAX_INLINE_IMAGE_BYTES * 4 // 3:
         raise MetadataTooLarge(f"metadata of {size:,} bytes, the limit is {MAX_METADATA_BYTES:,}: put it in the store")
-    return dict(metadata)
+    return {name: finite(value) for name, value in metadata.items()}
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any metadata value
+    """The value, or its name where it is a float that is no finite number: JSON has none, and pages would not load."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def code_references(pipeline: Pipeline, *names: str) -> dg.CodeReferencesMetadataValue:
+    """Links to where a stage is declared: `defs.yaml` at the first of `names` that stands there, and files beside it.
+
+    A name with a suffix is a file of the pipeline's folder; another one is a key of the declaration.
+    """
+    files = [pipeline.folder / name for name in names if "." in name]
+    keys = [name for name in names if "." not in name]
+    declared = pipeline.folder / DEFS_FILE
+    references: list[Any] = [_reference(declared, _line_of(declared, keys))]
+    references += [_reference(file, 1) for file in files if file.is_file()]
+    return dg.CodeReferencesMetadataValue(code_references=references)
+
+
+def _reference(file: Path, line: int) -> dg.LocalFileCodeReference:
+    return dg.LocalFileCodeReference(file_path=str(file), line_number=line, label=f"{file.parent.name}/{file.name}")
+
+
+def _line_of(file: Path, keys: Sequence[str]) -> int:
+    """The first line that begins with one of the keys, in the order of the keys; 1 without any."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for key in keys:
+        for number, line in enumerate(lines, 1):
+            if line.strip().startswith(f"{key}:"):
+                return number
+    return 1
+
+
+def freshness(partition: PartitionSpec | None) -> dg.FreshnessPolicy | None:
+    """When a partitioned table should have its newest partition: some hours after it has closed.
+
+    None without partitions, and for a calendar with an end: recorded data cannot become stale.
+    """
+    if partition is None or partition.end is not None:
+        return None
+    deadline, span = _DEADLINES[partition.cadence]
+    return dg.FreshnessPolicy.cron(deadline_cron=deadline, lower_bound_delta=span, timezone=partition.zone)
 
 
 def column_schema(columns: Mapping[str, ColumnSpec]) -> dg.TableSchema:
@@ -83,6 +137,11 @@ def column_lineage(spec: PipelineSpec, key_of_source: Mapping[str, dg.AssetKey])
                 dg.TableColumnDep(asset_key=key_of_source[view.source], column_name=c)
                 for c in (column, *view.keys.values())
             ]
+    label = key_of_source[spec.label.source]
+    for name, derived in spec.features.derived.items():
+        # An input is another feature, or a column of the label rows.
+        parts = [lineage.get(i, [dg.TableColumnDep(asset_key=label, column_name=i)]) for i in derived.inputs]
+        lineage[name] = list(dict.fromkeys(dep for part in parts for dep in part))
     return dg.TableColumnLineage(deps_by_column=lineage)
 
 
@@ -95,7 +154,7 @@ def table(name: str, rows: Sequence[Mapping[str, object]]) -> dict[str, dg.Table
 def _cell(value: object) -> str | int | float | bool:
     if value is None:
         return ""
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    return finite(value) if isinstance(value, str | int | float | bool) else str(value)
 
 
 def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]) -> bytes:
@@ -191,6 +250,34 @@ def interval_plot(title: str, rows: Sequence[tuple[str, float, float, float]]) -
     sink = io.BytesIO()
     figure.savefig(sink, format="png")
     return sink.getvalue()
+
+
+def reliability_plot(title: str, predicted: Sequence[float], observed: Sequence[float]) -> bytes:
+    """PNG of the share of positives over the mean score of bins, beside the diagonal of a calibrated model."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6, 3.4), dpi=72)
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.plot([0, 1], [0, 1], color="#868e96", linewidth=0.8, linestyle="--")
+    axis.plot(list(predicted), list(observed), marker="o", markersize=4, linewidth=1.2, color="#4f43dd")
+    axis.set_xlabel("mean score", fontsize=8)
+    axis.set_ylabel("share of positives", fontsize=8)
+    axis.set_xlim(0, 1)
+    axis.set_ylim(0, 1)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, fontsize=9, loc="left")
+    figure.tight_layout()
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png")
+    return sink.getvalue()
+
+
+def stored_plot(store: LocalStore, image: bytes) -> dg.PathMetadataValue:
+    """Where a plot lies, stored as PNG under its digest."""
+    return dg.MetadataValue.path(store.read_path(store.put_bytes(image, "image/png").digest))
 
 
 def _stored_image(store: LocalStore, title: str, image: bytes) -> dict[str, Any]:

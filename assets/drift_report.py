@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, table
+from assets.describe import code_references, guarded, table
 from assets.keys import drift_key, labels_key, predictions_key
 from assets.partitions import partitions_definition, week_calendar
 from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots, told
@@ -41,6 +41,7 @@ def build_drift_report(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"numpy"},
         tags={"headway/stage": "drift_report"},
+        metadata={"dagster/code_references": code_references(pipeline, "drift", "monitoring")},
         code_version="1",
         partitions_def=partitions_definition(week_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.single_run(),

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import column_lineage, feature_schema, guarded, plot_metadata, table
+from assets.describe import code_references, column_lineage, feature_schema, freshness, guarded, plot_metadata, table
 from assets.executor import backfill_policy_for
+from assets.interrupted import telling_what_is_done
 from assets.keys import dataset_key, snapshot_key
 from assets.partitions import partitions_definition, snapshot_dependency
 from assets.runs import asked_partitions, is_range, is_worth_a_line, report_partitions
@@ -55,12 +56,14 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
         backfill_policy=backfill_policy_for(load_settings()),
         deps=[dg.AssetDep(k, partition_mapping=snapshot_dependency(spec, s)) for s, k in source_keys.items()],
         automation_condition=FOLLOWS_SOURCES,
+        freshness_policy=freshness(partition),
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
         metadata={
             "dagster/column_schema": feature_schema(spec),
             "dagster/column_lineage": column_lineage(spec, source_keys),
+            "dagster/code_references": code_references(pipeline, "features", "features.py"),
         },
     )
     def feature_snapshot(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this
@@ -68,17 +71,17 @@ def build_feature_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
 
         step_dies_with_run()
         partitions = asked_partitions(context) or []
-        outcomes = build_parallel(
-            platform.settings(),
-            pipeline,
-            partitions,
-            run_id=context.run.run_id,
-            progress=lambda done, o: (
-                context.log.info(_progress_line(done, len(partitions), o))
-                if is_worth_a_line(done, len(partitions))
-                else None
-            ),
-        )
+        done: list[SnapshotOutcome] = []
+
+        def progress(count: int, outcome: "SnapshotOutcome") -> None:
+            done.append(outcome)
+            if is_worth_a_line(count, len(partitions)):
+                context.log.info(_progress_line(count, len(partitions), outcome))
+
+        with telling_what_is_done(context, key, lambda: {o.partition: _done(o) for o in done}):
+            outcomes = build_parallel(
+                platform.settings(), pipeline, partitions, run_id=context.run.run_id, progress=progress
+            )
         report_partitions(context, key, {o.partition: _metadata(o) for o in outcomes})
         _fail_when_unusable(outcomes, alone=not is_range(partitions))
         return dg.MaterializeResult(
@@ -97,6 +100,10 @@ def _code_version(pipeline: Pipeline) -> str:
 
 def _progress_line(done: int, total: int, outcome: "SnapshotOutcome") -> str:
     return f"{done}/{total} {outcome.partition} {outcome.status}: {outcome.rows} rows in {outcome.seconds:.2f} s"
+
+
+def _done(outcome: "SnapshotOutcome") -> tuple[str, dict[str, Any]]:
+    return _range_digest([outcome]), _metadata(outcome)
 
 
 def _metadata(outcome: "SnapshotOutcome") -> dict[str, Any]:

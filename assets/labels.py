@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, table
+from assets.describe import code_references, guarded, table
 from assets.keys import dataset_key, labels_key, predictions_key
 from assets.partitions import partitions_definition, week_calendar, weekly_dependency
 from assets.weekly import (
@@ -48,6 +48,7 @@ def build_labels(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"table"},
         tags={"headway/stage": "labels"},
+        metadata={"dagster/code_references": code_references(pipeline, "label")},
         code_version="1",
         partitions_def=partitions_definition(week_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.single_run(),

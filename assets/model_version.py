@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, interval_metadata, table
+from assets.describe import code_references, guarded, interval_metadata, table
 from assets.keys import model_version_key, snapshot_key, training_key
 from assets.partitions import partitions_definition
 from assets.text_version import intervals, text_metadata, with_intervals
 from assets.training_run import code_version
+from assets.version_card import version_facts
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
 from headway.processes import step_dies_with_run
@@ -43,6 +44,7 @@ def build_model_version(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"pytorch", "safetensors"},
         tags={"headway/stage": "model_version"},
+        metadata={"dagster/code_references": code_references(pipeline, "promotion", "model.py")},
         code_version=code_version(pipeline),
         partitions_def=None if spec.text is not None else partitions_definition(as_of_calendar(spec)),
         backfill_policy=None if spec.text is not None else dg.BackfillPolicy.multi_run(1),
@@ -119,6 +121,7 @@ def _report(
         "run_id": last.version.run_id,
         "refused": ", ".join(refused) or "none",
         "show": dg.MetadataValue.md(f"`headway models show {last.version.model_id}@{last.version.version}`"),
+        **version_facts(services, last.version),
         **_measured(platform, last.version, rows),
     }
     results = newest_results(services, last.version)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, table
+from assets.describe import code_references, guarded, table
 from assets.keys import dataset_key, online_key
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
@@ -41,6 +41,7 @@ def build_online_features(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"table"},
         tags={"headway/stage": "online_features"},
+        metadata={"dagster/code_references": code_references(pipeline, "serving", "features.py")},
         code_version="1",
         deps=[dataset_key(spec.name, source) for source in used],
         automation_condition=KEEPS_UP,

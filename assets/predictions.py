@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, plot_metadata, table
+from assets.describe import code_references, guarded, plot_metadata, table
 from assets.keys import model_version_key, online_key, predictions_key
 from assets.partitions import partitions_definition, week_calendar
 from assets.weekly import Week, WeekResult, do_weeks, nothing, report_weeks, week_table
@@ -32,6 +32,7 @@ def build_predictions(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"parquet"},
         tags={"headway/stage": "predictions"},
+        metadata={"dagster/code_references": code_references(pipeline, "serving")},
         code_version="1",
         partitions_def=partitions_definition(week_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.single_run(),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import table
+from assets.describe import code_references, table
 from assets.keys import labels_key, predictions_key, quality_key
 from assets.partitions import partitions_definition, week_calendar
 from assets.weekly import FOLLOWS, Week, WeekResult, do_weeks, nothing, numbers, report_weeks, stored_plots, told
@@ -35,6 +35,7 @@ def build_quality_report(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"numpy"},
         tags={"headway/stage": "quality_report"},
+        metadata={"dagster/code_references": code_references(pipeline, "evaluation")},
         code_version="1",
         partitions_def=partitions_definition(week_calendar(spec)),
         backfill_policy=dg.BackfillPolicy.single_run(),

@@ -49,7 +49,7 @@ def build_retrain_on_drift(root: Path, interval_s: int = INTERVAL_S) -> dg.Senso
     @dg.sensor(
         name="retrain_on_drift",
         description="Trains again on persistent drift or lost quality, with enough labels, gain, money and time since. "
-        "Runs unasked: its limits are declared (`monitoring.retraining`), and a pipeline without them is left alone.",
+        "Runs unasked: its limits are declared in monitoring.retraining, and a pipeline without them is left alone.",
         minimum_interval_seconds=interval_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
         asset_selection=_stage("training_run") | _stage("model_version"),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import guarded, table
+from assets.describe import code_references, guarded, table
 from assets.keys import dataset_key, snapshot_key
 from headway.errors import HeadwayError
 from headway.loading import Pipeline
@@ -53,9 +53,10 @@ def build_token_snapshot(pipeline: Pipeline) -> dg.AssetsDefinition:
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=text) for name, text in CHECKS.items()
         ],
         metadata={
+            "dagster/code_references": code_references(pipeline, "text"),
             "dagster/column_schema": dg.TableSchema(
                 [dg.TableColumn(name, kind, description=text) for name, (kind, text) in _COLUMNS.items()]
-            )
+            ),
         },
     )
     def feature_snapshot(context: dg.AssetExecutionContext, platform: Platform) -> dg.MaterializeResult:  # pyright: ignore[reportMissingTypeArgument] - Dagster reads this

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from assets.describe import curve_metadata, guarded, table
+from assets.describe import code_references, curve_metadata, guarded, table
 from assets.keys import snapshot_key, training_key
 from assets.partitions import partitions_definition, training_dependency
 from assets.runs import asker, is_being_cancelled
@@ -65,6 +65,7 @@ def build_training_run(pipeline: Pipeline) -> dg.AssetsDefinition:
         owners=[spec.owner],
         kinds={"pytorch"},
         tags={"headway/stage": "training_run"},
+        metadata={"dagster/code_references": code_references(pipeline, "training", "model.py")},
         code_version=code_version(pipeline),
         partitions_def=partitions_definition(as_of_calendar(spec)) if monthly else None,
         backfill_policy=dg.BackfillPolicy.multi_run(1) if monthly else None,
