@@ -85,7 +85,7 @@ def _extra(context: dg.ComponentLoadContext, file: Path) -> dg.Definitions:
 _EXAMPLE = {
     "defs.yaml": """
         # One model pipeline. `headway check NAME` names every fault with file, line and field;
-        # `headway check --schema` prints all that may be said here.
+        # `headway check --schema` prints all that may be said here. docs/tutorial.md adds training, gates and serving.
         type: assets.component.ModelPipeline
         attributes:
           name: NAME

@@ -77,6 +77,9 @@ def _step(outputs: Path, number: int, block: Block) -> str:
 
 @pytest.mark.timeout(1700)
 def test_the_page_leads_to_an_explained_prediction(tried: Tried) -> None:
+    listed = tried.of("dg scaffold defs")
+    assert "All component YAML validated successfully" in listed
+    assert "churn/feature_snapshot:leakage_proof" in listed
     assert "nothing wrong" in tried.of("headway check churn")
     assert tried.of("headway snapshots list").count("  published  ") == 6
     assert "churn serves churn@1" in tried.of("headway promote")
