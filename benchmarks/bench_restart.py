@@ -149,7 +149,7 @@ def _round(settings: Settings, seed: int, victim: Victim) -> tuple[Start, Start]
         try:
             # Long, and so slow that validation gets better and better: it must neither end nor stop early before it was
             # killed. A rate that is too small changes nothing in the warm-up, which looks like the end of all progress.
-            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=2_000, lr=1e-4))
+            plan = plan_run(services, load_pipeline(PIPELINE), AS_OF, Overrides(seed=seed, epochs=2_000, lr=1e-3))
             asked = now_us()
             run_id = submit(services, launcher, plan, asker="person").run.run_id
             follower = threading.Thread(target=_follow, args=(settings, run_id), daemon=True)
@@ -178,10 +178,14 @@ def _follow(settings: Settings, run_id: str) -> None:
 
 def _wait_for(services: Services, run_id: str, attempt: int, kinds: Sequence[str]) -> None:
     deadline = time.monotonic() + _WAIT_S
-    while not services.catalog.run_events(services.principal, run_id, attempt=attempt, kinds=kinds, limit=1):
+    while True:
+        # The run first: of one that has ended, every event is there.
         run = services.catalog.run(services.principal, run_id)
+        if services.catalog.run_events(services.principal, run_id, attempt=attempt, kinds=kinds, limit=1):
+            return
         if run.status != "open" or time.monotonic() > deadline:
-            raise SystemExit(f"run {run_id} is {run.status} ({run.last.reason}), without {kinds} of attempt {attempt}")
+            ends = "; ".join(f"attempt {a.attempt} {a.state}: {a.reason}" for a in run.attempts)
+            raise SystemExit(f"run {run_id} is {run.status}, without {kinds} of attempt {attempt} ({ends})")
         time.sleep(0.05)
 
 
