@@ -25,7 +25,7 @@ def spec_of(kind: str, **schedule: object) -> RunSpec:
     """Short batches and two optimizer groups; dropout, whose draws differ by rank, only where the layout stays."""
     engine, zero = ("deepspeed", int(kind[4:])) if kind.startswith("zero") else (kind, 0)
     spec = with_options(toy_spec(engine), rows=37, groups=True)
-    changed = replace(spec.schedule, **{"synchronous": False, **schedule})  # pyright: ignore[reportArgumentType]
+    changed = replace(spec.schedule, **{"synchronous": False, **schedule})
     return replace(spec, layout=replace(spec.layout, zero=zero), schedule=changed)
 
 
