@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--part", choices=tuple(parts), action="append", help="only this part; may be given repeatedly")
     parser.add_argument("--quick", action="store_true", help="small models and few repetitions: does it run at all")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each kind, in turns (default 5)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of either kind in `overhead` (default 200)")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens per rank and step of `scaling` (default 8192)")
     parser.add_argument("--engine", choices=tuple(ENGINES), action="append", help="only this engine in `scaling`")
     asked = parser.parse_args()
@@ -69,11 +70,11 @@ def main() -> int:
 
 def overhead(asked: argparse.Namespace) -> None:
     """Our loop against a bare torch step, in turns inside one process."""
-    steps = 20 if asked.quick else 200
+    steps = 20 if asked.quick else asked.steps
     model = decoder(64, 2, 32) if asked.quick else decoder(256, 4, 128)
     rows = 4
     print(f"{steps} steps of {rows * model['sequence']:,} tokens each, one rank, ddp, {_size(model)}\n")
-    print("| step | ms | over bare |")
+    print("| step | CPU ms, median | over bare |")
     print("|---|---:|---:|")
     found = _ranks("overhead", 1, model=model, rows=rows, steps=steps)[0]
     bare = found["bare_s"]

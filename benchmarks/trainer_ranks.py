@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,38 +79,39 @@ class Bare:
             self._model.parameters(), lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, foreach=True
         )
 
-    def step(self, batch: Batch) -> float:
-        """Learn from `batch`; seconds that it took."""
-        began = time.perf_counter()
+    def step(self, batch: Batch, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Learn from `batch`; seconds that it took by `clock`."""
+        began = clock()
         self._optimizer.zero_grad(set_to_none=True)
         loss = batch.loss_sum(self._model(*batch.inputs)) / batch.items
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP_NORM, foreach=True)
         self._optimizer.step()
         loss.item()
-        return time.perf_counter() - began
+        return clock() - began
 
 
 class _Alternating:
     """An engine that takes a bare step beside each of its own: before it in even steps, after it in odd ones."""
 
-    def __init__(self, engine: Engine, bare: Bare) -> None:
+    def __init__(self, engine: Engine, bare: Bare, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._bare = bare
+        self._clock = clock
         self.entered: list[float] = []
         self.bare_s: list[float] = []
         self.own_s: list[float] = []
 
     def step(self, micro_batches: Sequence[Batch], real_items: int, lr_factor: float) -> StepResult:
-        self.entered.append(time.perf_counter())
+        self.entered.append(self._clock())
         first = len(self.entered) % 2 == 0
         if first:
-            self.bare_s.append(self._bare.step(micro_batches[0]))
-        began = time.perf_counter()
+            self.bare_s.append(self._bare.step(micro_batches[0], self._clock))
+        began = self._clock()
         result = self._engine.step(micro_batches, real_items, lr_factor)
-        self.own_s.append(time.perf_counter() - began)
+        self.own_s.append(self._clock() - began)
         if not first:
-            self.bare_s.append(self._bare.step(micro_batches[0]))
+            self.bare_s.append(self._bare.step(micro_batches[0], self._clock))
         return result
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever an engine has
@@ -124,11 +125,14 @@ class _Alternating:
 
 
 def overhead(group: Group, model: dict[str, Any], rows: int, steps: int) -> dict[str, float]:
-    """Medians of a bare step, of the engine's, and of all that the loop does per step, in seconds."""
+    """Medians of a bare step, of the engine's, and of all that the loop does per step.
+
+    In seconds of the process's CPU, all threads: seconds on the wall say little where others compute too.
+    """
     torch.set_num_threads(1)
     spec = run_spec("ddp", 0, 1, model, rows, steps)
     with tempfile.TemporaryDirectory() as folder:
-        engine = _Alternating(_engine(spec, group), Bare(spec))
+        engine = _Alternating(_engine(spec, group), Bare(spec), time.process_time)
         train, valid = (_tokens(model, rows * steps, seed) for seed in (1, 2))
         sink = EventSink(group.rank, Path(folder) / "node", None)
         checkpoints = Checkpoints(Path(folder), 1, group, sink, {})
