@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from support.dagster_runs import run
+from support.retrain_bench import CHAMPION_AS_OF, WEEKS, plant_drift, plant_incident, write_champion
 from support.workbench import Workbench, write_workbench
 
 from assets.sync import sync
@@ -209,3 +210,53 @@ def test_the_command_says_what_differs_and_refuses_what_it_does_not_know(bench: 
     assert (told.returncode, told.stdout) == (0, "0 differences\n"), told.stderr
     told = _command(bench, "--pipeline", "nowhere")
     assert (told.returncode, "nowhere" in told.stderr) == (2, True)
+
+
+def test_runs_versions_and_reports_come_back_with_their_checks(tmp_path: Path) -> None:
+    """Later stages, of which the catalog holds rows and the store no files: the check says so."""
+    champion = write_champion(tmp_path)
+    with champion.services() as services:
+        plant_drift(services)
+        plant_incident(services, "2026-05-11")
+        reports = services.catalog.reports(services.principal, "shop", "drift")
+        assert sync(champion.settings, [load_pipeline(champion.folder)], check=False) == 0
+    with dg.DagsterInstance.from_config(str(write_dagster_instance(champion.settings))) as instance:
+        shown = {
+            stage: instance.get_materialized_partitions(dg.AssetKey(["shop", stage]))
+            for stage in ("training_run", "model_version", "quality_report", "drift_report", "predictions")
+        }
+        weeks = {*WEEKS, "2026-05-11"}
+        assert shown == {
+            "training_run": {CHAMPION_AS_OF},
+            "model_version": {CHAMPION_AS_OF},
+            "quality_report": set(WEEKS),
+            "drift_report": weeks,
+            "predictions": set(),
+        }
+        events = instance.fetch_materializations(dg.AssetKey(["shop", "drift_report"]), limit=10).records
+        told = {r.partition_key: m.metadata["report_id"].value for r in events if (m := r.asset_materialization)}
+        assert told == {r.window: r.report_id for r in reports}
+        passed = {
+            (stage, name): _passed(instance, dg.AssetKey(["shop", stage]), name)
+            for stage, name in (
+                ("training_run", "finished"),
+                ("training_run", "finite_metrics"),
+                ("model_version", "contract"),
+                ("drift_report", "drift"),
+                ("drift_report", "data_incident"),
+            )
+        }
+    assert passed == {
+        ("training_run", "finished"): False,
+        # Its metric `cost` has no value.
+        ("training_run", "finite_metrics"): False,
+        ("model_version", "contract"): True,
+        ("drift_report", "drift"): False,
+        ("drift_report", "data_incident"): False,
+    }
+    assert sync(champion.settings, [load_pipeline(champion.folder)], check=True) == 0
+
+
+def _passed(instance: dg.DagsterInstance, key: dg.AssetKey, name: str) -> bool | None:
+    record = instance.get_latest_asset_check_evaluation_record(dg.AssetCheckKey(key, name))
+    return None if record is None or record.evaluation is None else record.evaluation.passed
