@@ -149,6 +149,7 @@ def test_weeks_begin_on_the_monday_before_the_first_as_of(start: str, end: str, 
     label, training = spec.sources["flights"], spec.training
     assert label.partition is not None
     assert training is not None
+    assert training.as_of is not None
     partition = label.partition.model_copy(update={"end": end, "expected_empty": ()})
     changed = spec.model_copy(
         update={
