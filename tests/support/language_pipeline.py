@@ -55,4 +55,10 @@ def materialize(folder: Path, home: Path, instance: dg.DagsterInstance, *stages:
     )
 
 
+def failures(result: Any) -> list[str]:  # noqa: ANN401
+    """Why steps of a run failed, but for blocking checks that did not pass."""
+    errors = [e.event_specific_data.error for e in result.all_events if e.event_type_value == "STEP_FAILURE"]
+    return [error.to_string() for error in errors if error.cls_name != "DagsterAssetCheckFailedError"]
+
+
 TRAINED = (training_key(NAME), model_version_key(NAME))

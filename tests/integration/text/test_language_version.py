@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 import yaml
 from click.testing import CliRunner
-from support.language_pipeline import NAME, TRAINED, materialize, write_pipeline
+from support.language_pipeline import NAME, TRAINED, failures, materialize, write_pipeline
 
 from assets.keys import model_version_key
 from headway.catalog.registry_facts import ModelVersion
@@ -60,11 +60,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
     settings = load_settings({"HEADWAY_HOME": str(home)})
     with dg.DagsterInstance.ephemeral() as instance, open_services(settings) as services:
         first = materialize(folder, home, instance)
+        assert failures(first) == []
         promote(services, KeyRing(settings.keys_folder), NAME, NAME, 1)
         verified = _run(home, "models", "verify", f"{NAME}@1")
         _margins(folder, 0.0)
         _change(folder, "training", {"engine": "ddp", "zero": None, "nodes": 1, "steps": 4, "judge_every": 4})
         second = materialize(folder, home, instance, *TRAINED)
+        assert failures(second) == []
         yield Judged(folder, home, instance, first, second, services, verified)
 
 
