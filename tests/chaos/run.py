@@ -74,7 +74,7 @@ def _step(workload: Workload, seed: int, step: Step) -> bool:
         hold.unlink(missing_ok=True)
         while not command.done():
             world.keep()
-            time.sleep(0.2)
+            time.sleep(0.5)
         command.result()
     return hit
 

@@ -223,5 +223,5 @@ def until(condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:  # noqa
     while time.monotonic() < deadline:
         if found := condition():
             return found
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise AssertionError(f"it did not come true within {seconds:.0f} s")
