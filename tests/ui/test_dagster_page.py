@@ -161,7 +161,7 @@ def test_two_versions_are_compared(shop: Shop) -> None:
     shop.asset(VERSION, "partitions", "champion", partition=REFUSED_AS_OF)
     shop.page.sees("refused by auc_over_historical_rate", "0.2761", "0.7239")
     shop.page.picture("two-versions")
-    shop.page.click("Show Markdown")
+    shop.page.click("[Show Markdown]")
     shop.page.sees("shop@2: refused by auc_over_historical_rate", "verdict", "From run")
     shop.page.picture("version-card")
 
