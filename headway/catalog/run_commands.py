@@ -268,7 +268,8 @@ class RunCommands(CatalogBase):
 
         With `restart`, so is the attempt that follows one which infrastructure ended, under the rules of `restart_run`
         and with the same reservation: nobody ever sees the run without it. It has `next_layout`, or the run's own.
-        Where a rule forbids it, the run stays as it ended. `retry` says whether the end counts against `max_attempts`; None: the exit code decides.
+        Where a rule forbids it, the run stays as it ended. `retry` says whether the end counts against `max_attempts`;
+        None: the exit code decides.
 
         The reservation is given back whole and what was used is committed: worker-seconds rounded up, even where they
         are more than was reserved (the limit is checked when something is reserved). The same end again is answered

@@ -60,7 +60,7 @@ def test_rows_observed_at_or_after_the_boundary_validate_whenever_their_label_wa
     days[0] = replaced(days[0], "observed_at", pa.array(observed, pa.timestamp("us", tz="UTC")))
     known = np.full(30, boundary + 5, dtype=np.int64)
     days[0] = replaced(days[0], "arrived_at", pa.array(known, pa.timestamp("us", tz="UTC")))
-    rows = load_rows(spec_of(tmp_path, days).data, tmp_path, quiet, ["flight_id"])
+    rows = load_rows(spec_of(tmp_path, days).rows, tmp_path, quiet, ["flight_id"])
     assert "000-00000" in rows.valid.column("flight_id").to_pylist()
     assert "000-00001" in rows.train.column("flight_id").to_pylist()
 
