@@ -81,7 +81,7 @@ def _files(sign: float, run_id: str, reference: dict[str, Json]) -> dict[str, by
 
 def _reference(sink: EventSink, run_dir: Path, sign: float) -> dict[str, Json]:
     attempt = parse_attempt(Path(os.environ["TRAINER_ATTEMPT"]).read_bytes())
-    data = parse_run((run_dir / "spec.json").read_bytes()).data
+    data = parse_run((run_dir / "spec.json").read_bytes()).rows
     rows = load_rows(data, Path(attempt.store_root), sink.beat)
     places = {shop: place for place, shop in enumerate(SHOPS)}
     logits = BIAS + sign * np.array([places[shop] for shop in rows.valid.column("shop").to_pylist()], np.float64)
