@@ -47,7 +47,7 @@ def card_markdown(document: Mapping[str, Json]) -> str:
     """The card of `headway.registry.card.card` as Markdown: standing, models side by side, gates, where it is from."""
     lines = [
         f"### {document['model']}@{document['version']}: {document['standing']}",
-        f"{document['kind']}, as of {document['as_of']}",
+        f"{document['kind']}, as of {document['as_of']}" if document["as_of"] else str(document["kind"]),
     ]
     rows = _maps(document.get("metrics"))
     known = [name for name in _METRICS if any(name in row for row in rows)]
