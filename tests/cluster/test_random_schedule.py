@@ -266,7 +266,7 @@ def test_one_short_seed_with_torch(shop: tuple[ClusterBench, Path]) -> None:
     assert run.status == "succeeded", (schedule.told, [(a.state, a.reason) for a in run.attempts])
     assert run.result is not None
     assert "network" in run.result.artifacts
-    assert_sound(bench)
+    assert_sound(bench, every_step=False)
 
 
 @pytest.fixture
