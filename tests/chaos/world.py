@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
-from chaos.processes import Service, children, of_home
+from chaos.processes import Service, children, kill, of_home
 from support.postgres import Postgres
 from support.retrain_bench import instant, retraining_code_root
 from support.training_bench import TrainingBench, build_shop
@@ -129,6 +129,8 @@ def chaos_world(root: Path, postgres: Postgres) -> Iterator[World]:
     finally:
         for service in world.services.values():
             service.end()
+        # A code server of Dagster waits for ever for a run whose process was killed, even when its daemon is gone too.
+        kill([pid for pid, line in of_home(root / "home").items() if " dagster api grpc " in line])
 
 
 def _declare(attributes: dict[str, Any]) -> None:
