@@ -81,7 +81,7 @@ def slot_of(
         groups={"v": FeatureGroupSpec(max_staleness="5s", policy=cast("Any", policy))},
         log=log or InferenceLogSpec(),
     )
-    spec = cast("Any", SimpleNamespace(serving=serving, name="p"))
+    spec = cast("Any", SimpleNamespace(serving=serving, name="p", text=None))
     served = Served("m", "m", number, "stable", number, "sha256:a", {"inputs": []}, "sha256:b", 1, (), spec, "r")
     pipeline = cast("Any", SimpleNamespace(spec=spec, name="p"))
     return Slot(cast("Any", SimpleNamespace(name=f"{number}@epoch {number}")), pipeline, cast("Any", version), served)
