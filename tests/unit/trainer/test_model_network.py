@@ -93,7 +93,9 @@ def test_it_learns_what_a_linear_model_cannot(made: tuple[RunSpec, Dataset]) -> 
 def tree(folder: Path, text: str) -> Path:
     """A code tree with a factory of another pipeline."""
     (folder / "trainer" / "models").mkdir(parents=True)
-    (folder / "trainer" / "encoders.py").write_text("")
+    (folder / "trainer" / "parallel").mkdir()
+    for covered in ("encoders.py", "parallel/plan.py"):
+        (folder / "trainer" / covered).write_text("")
     (folder / "pipelines" / "p").mkdir(parents=True)
     (folder / "pipelines" / "p" / "model.py").write_text(text)
     return folder
@@ -140,5 +142,7 @@ def test_the_factory_digest_covers_model_code_and_encoders_and_nothing_else(tmp_
     (root / "pipelines" / "p" / "defs.yaml").write_text("other: true\n")
     (root / "trainer" / "loop.py").write_text("x = 2\n")
     assert factory_digest(root, "pipelines/p/model.py") == before
-    (root / "trainer" / "models" / "new.py").write_text("x = 2\n")
-    assert factory_digest(root, "pipelines/p/model.py") != before
+    for covered in ("models/new.py", "parallel/plan.py"):
+        (root / "trainer" / covered).write_text("x = 2\n")
+        assert (after := factory_digest(root, "pipelines/p/model.py")) != before
+        before = after
