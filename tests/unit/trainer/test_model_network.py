@@ -144,5 +144,6 @@ def test_the_factory_digest_covers_model_code_and_encoders_and_nothing_else(tmp_
     assert factory_digest(root, "pipelines/p/model.py") == before
     for covered in ("models/new.py", "parallel/plan.py"):
         (root / "trainer" / covered).write_text("x = 2\n")
-        assert (after := factory_digest(root, "pipelines/p/model.py")) != before
+        after = factory_digest(root, "pipelines/p/model.py")
+        assert after != before
         before = after
