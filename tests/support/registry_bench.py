@@ -22,11 +22,14 @@ from headway.catalog.run_facts import RunFacts, RunResult, TrainingRun
 from headway.declaration import PipelineSpec
 from headway.registry.judge import Judgement, champion_of, judge_version
 from headway.registry.keys import KeyRing
+from headway.registry.policy import GATES as policy_gates
 from headway.registry.provenance import sign_provenance
 from headway.registry.verdicts import ArtifactCheck
 from headway.services import Services
 
 MODEL = "delay"
+# Those that a model of rows is judged by.
+GATES = tuple(gate for gate in policy_gates if not gate.startswith("bits_per_byte"))
 AS_OF = "2013-11-01"
 DAY_US = 86_400_000_000
 GOOD = ArtifactCheck(weights_only=True, finite_outputs=True)

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 from support.catalog_facts import ALICE
-from support.registry_bench import MODEL, Bench, open_bench
+from support.registry_bench import GATES, MODEL, Bench, open_bench
 
 from headway.catalog.registry_facts import GateResultFacts, ModelVersion, PromotionEvidence
 from headway.registry.audit import audit_moves, check_verdicts
 from headway.registry.dossier import newest_results
-from headway.registry.policy import GATES
 from headway.registry.promote import promote, rollback
 from headway.registry.statements import GATE_VERDICT, PROMOTION, record, sign_now
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.catalog_facts import ALICE
-from support.registry_bench import MODEL, Bench, open_bench
+from support.registry_bench import GATES, MODEL, Bench, open_bench
 from support.registry_cases import Hand
 
 from headway.artifacts.digests import canonical_json
 from headway.registry.bundle import BundleRefused, read_bundle, verify_bundle, write_bundle
 from headway.registry.dossier import check_dossier, collect_dossier
 from headway.registry.keys import KeyRing, Trust
-from headway.registry.policy import GATES
 from headway.registry.promote import promote
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.registry_bench import MODEL, Bench, open_bench
+from support.registry_bench import GATES, MODEL, Bench, open_bench
 
 from headway.cli.main import main
-from headway.registry.policy import GATES
 
 ROOT = Path(__file__).resolve().parents[3]
 

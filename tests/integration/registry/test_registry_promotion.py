@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.catalog_facts import ALICE
-from support.registry_bench import GOOD, MODEL, Bench, open_bench, spec, write_scores
+from support.registry_bench import GATES, GOOD, MODEL, Bench, open_bench, spec, write_scores
 from support.registry_cases import contract, scored
 
 from headway.catalog.errors import EndpointMoved, NothingToRollBack, PromotionRefused
@@ -21,7 +21,6 @@ from headway.registry.evaluation import EvaluationRefused
 from headway.registry.evidence import EvidenceMissing, collect_evidence
 from headway.registry.judge import JudgeRefused, judge_version
 from headway.registry.keys import VALIDITY_US, KeyRing, Role
-from headway.registry.policy import GATES
 from headway.registry.promote import NotPromoted, RollbackRefused, promote, rollback, verify_served
 from headway.registry.provenance import OtherRun, sign_provenance
 from headway.registry.statements import GATE_VERDICT, PROMOTION, PROVENANCE, record, sign_now
