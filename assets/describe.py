@@ -20,6 +20,9 @@ from headway.declaration import ColumnSpec, PartitionSpec, PipelineSpec
 from headway.loading import DEFS_FILE, Pipeline
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from headway.artifacts.store import LocalStore
 
 MAX_METADATA_BYTES = 64_000
@@ -159,11 +162,7 @@ def _cell(value: object) -> str | int | float | bool:
 
 def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, Sequence[float]]) -> bytes:
     """PNG with one small panel per series over partitions; at most 30 kB."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 1.5 * len(series) + 0.6), dpi=72)
-    FigureCanvasAgg(figure)
+    figure = _figure((8, 1.5 * len(series) + 0.6))
     axes = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]
     positions = range(len(partitions))
     for axis, (name, values) in zip(axes, series.items(), strict=True):
@@ -176,10 +175,7 @@ def partition_plot(title: str, partitions: Sequence[str], series: Mapping[str, S
     ticks = sorted({round(i * (len(partitions) - 1) / 5) for i in range(6)}) if partitions else []
     axes[-1].set_xticks(ticks, [partitions[i] for i in ticks])
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
-    figure.tight_layout()
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
+    return _png(figure)
 
 
 def plot_metadata(
@@ -200,26 +196,17 @@ def curve_metadata(
 
 def curve_plot(title: str, positions: Sequence[float], series: Mapping[str, Sequence[float]]) -> bytes:
     """PNG of one panel; points that are no finite number are left out."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7, 2.6), dpi=72)
-    FigureCanvasAgg(figure)
+    figure = _figure((7, 2.6))
     axis = figure.subplots()
     for (name, values), colour in zip(series.items(), ("#4f43dd", "#d9730d", "#2f9e44", "#868e96"), strict=False):
         kept = [(x, y) for x, y in zip(positions, values, strict=True) if math.isfinite(y)]
         axis.plot([x for x, _ in kept], [y for _, y in kept], marker="o", markersize=3, linewidth=1.2, color=colour)
         if kept:
             axis.annotate(name, kept[-1], xytext=(4, 2), textcoords="offset points", fontsize=8, color=colour)
-    axis.tick_params(labelsize=7)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(title, fontsize=9, loc="left")
-    figure.tight_layout()
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
+    return _one_panel(figure, axis, title)
 
 
 def interval_metadata(store: LocalStore, title: str, rows: Sequence[tuple[str, float, float, float]]) -> dict[str, Any]:
@@ -229,11 +216,7 @@ def interval_metadata(store: LocalStore, title: str, rows: Sequence[tuple[str, f
 
 def interval_plot(title: str, rows: Sequence[tuple[str, float, float, float]]) -> bytes:
     """PNG of (name, value, lower, upper), the first row on top."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 0.32 * len(rows) + 0.9), dpi=72)
-    FigureCanvasAgg(figure)
+    figure = _figure((7, 0.32 * len(rows) + 0.9))
     axis = figure.subplots()
     for place, (_, value, lower, upper) in enumerate(reversed(rows)):
         axis.plot([lower, upper], [place, place], color="#4f43dd", linewidth=1.4)
@@ -243,22 +226,13 @@ def interval_plot(title: str, rows: Sequence[tuple[str, float, float, float]]) -
         )
     axis.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)], fontsize=8)
     axis.set_ylim(-0.6, len(rows) - 0.3)
-    axis.tick_params(labelsize=7)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.set_title(title, fontsize=9, loc="left")
-    figure.tight_layout()
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
+    axis.spines["left"].set_visible(False)
+    return _one_panel(figure, axis, title)
 
 
 def reliability_plot(title: str, predicted: Sequence[float], observed: Sequence[float]) -> bytes:
     """PNG of the share of positives over the mean score of bins, beside the diagonal of a calibrated model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6, 3.4), dpi=72)
-    FigureCanvasAgg(figure)
+    figure = _figure((3.6, 3.4))
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color="#868e96", linewidth=0.8, linestyle="--")
     axis.plot(list(predicted), list(observed), marker="o", markersize=4, linewidth=1.2, color="#4f43dd")
@@ -266,9 +240,27 @@ def reliability_plot(title: str, predicted: Sequence[float], observed: Sequence[
     axis.set_ylabel("share of positives", fontsize=8)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1)
+    return _one_panel(figure, axis, title)
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of so many inches, drawn without a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=72)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _one_panel(figure: Figure, axis: Axes, title: str) -> bytes:
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, fontsize=9, loc="left")
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     figure.tight_layout()
     sink = io.BytesIO()
     figure.savefig(sink, format="png")

@@ -776,8 +776,10 @@ class MonitoringSpec(Spec):
 
 
 _ROW_TRAINING = ("as_of", "window", "categorical", "exclude", "max_missing_share", "max_null_share")
-_ROW_GATES = ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion", "segments")
-_TEXT_GATES = ("bits_per_byte_over_gzip", "bits_per_byte_over_champion")
+ROW_GATES = ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion", "segments")
+"""Gates of models of rows: they compare with the historical rate, by themselves or for want of a champion."""
+TEXT_GATES = ("bits_per_byte_over_gzip", "bits_per_byte_over_champion")
+"""Gates of models of text."""
 
 
 def _no_rows(pipeline: str, what: str) -> NoLabelRows:
@@ -909,7 +911,7 @@ class PipelineSpec(Spec):
                     "out, it is filled in"
                 )
         for gate in promotion.gates:
-            if gate.gate in _ROW_GATES or gate.unless:
+            if gate.gate in ROW_GATES or gate.unless:
                 raise ValueError(
                     f"promotion.gates: {gate.gate!r} judges label rows, and this pipeline learns from text"
                 )
@@ -995,7 +997,7 @@ class PipelineSpec(Spec):
         if not self.evaluation.historical_rate:
             raise ValueError("evaluation.historical_rate: is required, with at least one column")
         for gate in self.promotion.gates:
-            if gate.gate in _TEXT_GATES:
+            if gate.gate in TEXT_GATES:
                 raise ValueError(f"promotion.gates: {gate.gate!r} judges text, and this pipeline has label rows")
         columns = {*self.label_inputs(), *self.feature_names()}
         for name in (*training.categorical, *training.exclude):

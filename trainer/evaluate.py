@@ -10,7 +10,6 @@ their order; `DIR/report.json` says how many rows, how long each part took, and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -26,8 +25,7 @@ from numpy.typing import NDArray
 
 from trainer.artifact import batch_logits, probabilities
 from trainer.baselines import PRIOR_ROWS, RateColumn, boosting_scores, historical_rate, logistic_module
-from trainer.blobs import Json, canonical_json
-from trainer.command import run, write_table
+from trainer.command import TimedReport, plan_document, run_planned
 from trainer.data import DataRefused, Dataset, Rows, Split, encode_rows, load_rows
 from trainer.predictor import Predictor, input_columns, load_artifact
 from trainer.spec import RunSpec, SpecRefused, parse_run
@@ -51,21 +49,13 @@ class Plan:
 
 
 @dataclass
-class Report:
+class Report(TimedReport):
     """What `report.json` says: row counts, seconds per part, and notes on how it was made."""
 
     rows: int = 0
     labelled_rows: int = 0
     fit_rows: int = 0
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
     notes: list[str] = field(default_factory=list[str])
-
-    def timed(self, part: str, work: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Do one part of the work and note how long it took."""
-        start = time.monotonic()
-        done = work()
-        self.seconds[part] = round(time.monotonic() - start, 3)
-        return done
 
 
 def evaluate(plan: Plan, output: Path) -> None:
@@ -87,9 +77,7 @@ def evaluate(plan: Plan, output: Path) -> None:
     columns["score_candidate"] = pa.array(report.timed("candidate", lambda: candidate.score(rows).probability))
     for name, scores in _reference_scores(plan, models, rows, report).items():
         columns[f"score_{name}"] = pa.array(scores)
-    output.mkdir(parents=True, exist_ok=True)
-    write_table(pa.table(columns), output / "scores.parquet")
-    (output / "report.json").write_bytes(canonical_json(cast("dict[str, Json]", vars(report))))
+    report.write(pa.table(columns), output)
 
 
 def parse_plan(content: bytes) -> Plan:
@@ -98,12 +86,8 @@ def parse_plan(content: bytes) -> Plan:
     Raises:
         SpecRefused: names the field and what is wrong with it.
     """
-    try:
-        raw: object = json.loads(content)
-    except ValueError as error:
-        raise SpecRefused("plan", f"not JSON: {error}") from error
     names = {"train", "rows", "keep", "artifacts", "historical_rate", "reference_models"}
-    plan = _object(raw, "plan", names)
+    plan = _object(plan_document(content), "plan", names)
     train = _object(plan["train"], "train", {"spec", "store_root", "code_root"})
     artifacts = {k: Path(v) for k, v in _mapping(plan["artifacts"], "artifacts").items() if v is not None}
     if "candidate" not in artifacts or set(artifacts) - set(ARTIFACTS):
@@ -235,11 +219,9 @@ def _texts(raw: object, place: str) -> tuple[str, ...]:
 
 def main() -> int:
     """Read the arguments and evaluate."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.evaluate", description="Score rows by all models.")
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    return run(lambda: evaluate(parse_plan(given.plan.read_bytes()), given.output))
+    return run_planned(
+        "trainer.evaluate", "Score rows by all models.", lambda plan, output: evaluate(parse_plan(plan), output)
+    )
 
 
 if __name__ == "__main__":

@@ -17,15 +17,11 @@ A document that is not marked as held out, or whose group or text was learned fr
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +29,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainer.blobs import Json, canonical_json, digest_bytes
-from trainer.command import run, write_table
+from trainer.command import TimedReport, plan_document, run_planned
 from trainer.data import DataRefused
 from trainer.language import LanguageModel, load_language_model
 from trainer.lm_nats import document_nats
@@ -46,8 +42,6 @@ MEASURED = b"headway.measured"
 _COLUMNS = ("document", "group", "split", "content")
 _NAMES = {"artifact", "code_root", "documents", "learned", "stride", "baselines", "samples"}
 _SAMPLES = {"prompts", "tokens", "temperature", "seed"}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,19 +77,11 @@ class Documents:
 
 
 @dataclass
-class Report:
+class Report(TimedReport):
     """What `report.json` says."""
 
     documents: int = 0
     bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-
-    def timed(self, part: str, work: Callable[[], T]) -> T:
-        """Do one part of the work and note how long it took."""
-        start = time.monotonic()
-        done = work()
-        self.seconds[part] = round(time.monotonic() - start, 3)
-        return done
 
 
 def evaluate(plan: Plan, output: Path) -> None:
@@ -109,7 +95,7 @@ def evaluate(plan: Plan, output: Path) -> None:
     check_held_out(documents, learned)
     model = load_language_model(plan.artifact, plan.code_root)
     stride = plan.stride or max(1, model.context // 2)
-    report = Report(len(documents.names), sum(map(len, documents.contents)))
+    report = Report(documents=len(documents.names), bytes=sum(map(len, documents.contents)))
     tokens = report.timed("tokens", lambda: encode_documents(documents, model))
     nats = report.timed("model", lambda: document_nats(model.module, tokens, model.end_token, model.context, stride))
     columns: dict[str, Any] = {
@@ -129,10 +115,7 @@ def evaluate(plan: Plan, output: Path) -> None:
         "streams": dict(streams),
         "samples": report.timed("samples", lambda: _draw(model, plan.samples)),
     }
-    output.mkdir(parents=True, exist_ok=True)
-    table = pa.table(columns).replace_schema_metadata({MEASURED: canonical_json(made)})
-    write_table(table, output / "scores.parquet")
-    (output / "report.json").write_bytes(canonical_json(cast("dict[str, Json]", vars(report))))
+    report.write(pa.table(columns).replace_schema_metadata({MEASURED: canonical_json(made)}), output)
 
 
 def read_documents(path: Path) -> Documents:
@@ -188,11 +171,7 @@ def parse_plan(content: bytes) -> Plan:
     Raises:
         SpecRefused: names the field and what is wrong with it.
     """
-    try:
-        raw: object = json.loads(content)
-    except ValueError as error:
-        raise SpecRefused("plan", f"not JSON: {error}") from error
-    plan = _object(raw, "plan", _NAMES)
+    plan = _object(plan_document(content), "plan", _NAMES)
     samples = _object(plan["samples"], "samples", _SAMPLES)
     stride, baselines = plan["stride"], plan["baselines"]
     if type(stride) is not int or stride < 0 or type(baselines) is not bool:
@@ -247,11 +226,9 @@ def _object(raw: object, place: str, names: set[str]) -> dict[str, Any]:
 
 def main() -> int:
     """Read the arguments and evaluate."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.lm_evaluate", description="Measure a language model.")
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    return run(lambda: evaluate(parse_plan(given.plan.read_bytes()), given.output))
+    return run_planned(
+        "trainer.lm_evaluate", "Measure a language model.", lambda plan, output: evaluate(parse_plan(plan), output)
+    )
 
 
 if __name__ == "__main__":

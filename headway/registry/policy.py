@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from headway.artifacts.digests import Json
-from headway.declaration import EvaluationSpec, GateSpec, PromotionSpec, duration_us
+from headway.declaration import ROW_GATES, EvaluationSpec, GateSpec, PromotionSpec, duration_us
 from headway.errors import HeadwayError
 
 POLICY_FORMAT = "headway.policy/1"
 GATES: tuple[str, ...] = get_args(GateSpec.model_fields["gate"].annotation)
-OF_ROWS = ("auc_over_historical_rate", "auc_over_logistic", "auc_over_champion", "segments")
-"""Gates that compare with the historical rate, by themselves or for want of a champion."""
 
 _FIELDS = {
     "format",
@@ -103,7 +101,7 @@ def parse_policy(document: Json) -> Policy:
     if not isinstance(segments, Mapping):
         raise PolicyInvalid("segments", segments, "an object of columns")
     gates = tuple(_gate(item) for item in listed)
-    _check_rate(fields["historical_rate"], needed=any(gate.name in OF_ROWS for gate in gates))
+    _check_rate(fields["historical_rate"], needed=any(gate.name in ROW_GATES for gate in gates))
     confidence = _number("confidence", fields["confidence"])
     if not 0.5 < confidence < 1:
         raise PolicyInvalid("confidence", confidence, "a share between 0.5 and 1")

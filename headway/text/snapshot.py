@@ -6,20 +6,17 @@ the token files, `tokenizer.json`, `documents.parquet` and `proof.json`.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 import trainer.tokenizer
 from headway.artifacts.manifest import manifest_entry, put_manifest, read_manifest
 from headway.catalog import FeatureSetFacts, FeatureSetVersion, FeatureSnapshot, SnapshotFacts
 from headway.declaration_text import TextSpec
 from headway.errors import HeadwayError
+from headway.features.assemble import parquet_bytes
 from headway.features.inputs import PinnedInputs, PinnedVersion, RowReader, pin_inputs
 from headway.features.reading import read_values
 from headway.features.refusal import QUARANTINED, record_refusal
@@ -175,7 +172,7 @@ class TextSnapshotBuilder:
         store, version = self._services.store, self._version()
         blobs = {shard.name: store.put_bytes(shard.data, "application/octet-stream") for shard in built.files.shards}
         blobs[TOKENIZER_ENTRY] = store.put_bytes(built.tokenizer.dump(), "application/json")
-        blobs[DOCUMENTS_ENTRY] = store.put_bytes(_parquet(built.files.documents), "application/vnd.apache.parquet")
+        blobs[DOCUMENTS_ENTRY] = store.put_bytes(parquet_bytes(built.files.documents), "application/vnd.apache.parquet")
         report = blobs[PROOF_ENTRY] = store.put_bytes(canonical_json(proof.to_json()), "application/json")
         entries = tuple(manifest_entry(name, blob) for name, blob in blobs.items())
         stated: dict[str, Json] = {"pipeline": self._spec.name, "partition": partition, "content": built.digest}
@@ -289,9 +286,3 @@ def _checks(built: Built, proof: TextProof) -> tuple[SnapshotCheck, ...]:
         SnapshotCheck("leakage_proof", proof.passed, detail),
         SnapshotCheck("row_count", rows == wanted, {"rows": rows, "documents": wanted}),
     )
-
-
-def _parquet(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()

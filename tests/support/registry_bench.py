@@ -19,7 +19,7 @@ from headway.artifacts.store import Blob, LocalStore
 from headway.catalog import open_catalog
 from headway.catalog.registry_facts import ModelVersion, ModelVersionFacts
 from headway.catalog.run_facts import RunFacts, RunResult, TrainingRun
-from headway.declaration import PipelineSpec
+from headway.declaration import TEXT_GATES, PipelineSpec
 from headway.registry.judge import Judgement, champion_of, judge_version
 from headway.registry.keys import KeyRing
 from headway.registry.policy import GATES as policy_gates
@@ -29,7 +29,7 @@ from headway.services import Services
 
 MODEL = "delay"
 # Those that a model of rows is judged by.
-GATES = tuple(gate for gate in policy_gates if not gate.startswith("bits_per_byte"))
+GATES = tuple(gate for gate in policy_gates if gate not in TEXT_GATES)
 AS_OF = "2013-11-01"
 DAY_US = 86_400_000_000
 GOOD = ArtifactCheck(weights_only=True, finite_outputs=True)

@@ -17,6 +17,7 @@ from support.language_pipeline import NAME, TRAINED, failures, materialize, writ
 from assets.keys import model_version_key
 from headway.catalog.registry_facts import ModelVersion
 from headway.cli.main import main
+from headway.declaration import TEXT_GATES
 from headway.home import load_settings
 from headway.loading import load_pipeline
 from headway.registry.evidence import EvidenceMissing
@@ -30,7 +31,6 @@ from headway.services import Services, open_services
 from headway.serving.requests import NotServed, serving_of
 
 pytestmark = pytest.mark.xdist_group("language_version")
-TEXT_GATES = ("bits_per_byte_over_gzip", "bits_per_byte_over_champion")
 
 
 @dataclass
